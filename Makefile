@@ -4,22 +4,39 @@ BUILD := build/release
 PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
-WHEEL_TOOLS := .venv/wheel-tools.installed
+# What tools/setup.sh makes the environment for.
+SETUPS := $(addprefix setup-,demo test clang check bench abi headers lint docs wheels)
+# The build that tools/setup.sh starts. Indirect, because make -n runs a recipe that names MAKE itself.
+MAKE_PACKAGE = $(MAKE) package
+# Python keeps what it has compiled: hundreds of processes of the tests import the same modules.
+export PYTHONDONTWRITEBYTECODE :=
+# How far a build is: a line that Ninja prints.
+export NINJA_STATUS ?= [%f of %t, %es] $()
 
-.PHONY: demo test abi aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed public-sanitizers tidy fuzz package build-asan build-tsan build-no-tensorpipe build-fuzz setup-demo setup-test setup-clang setup-wheels clean
+.PHONY: demo test slow-test check abi aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed public-sanitizers tidy fuzz headers mutants package build-asan build-tsan build-no-tensorpipe build-fuzz $(SETUPS) clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
-demo: setup-demo
-	$(MAKE) package
+demo:
+	tools/setup.sh demo $(MAKE_PACKAGE)
 	$(PYTHON) -m torchrpc tutorials/reinforcement_learning.py $(ARGS)
 
-# The C++ tests, then the Python tests.
-test: setup-test
+# The C++ tests, then the Python tests of behaviour, without the slow ones; tests/TIMES.md has the time of each file.
+test:
+	tools/setup.sh test $(MAKE_PACKAGE)
+	cmake --build $(BUILD)
+	ctest --preset release --parallel 3
+	$(PYTHON) tools/run_tests.py --quick $(ARGS)
+
+# The slow Python tests.
+slow-test: setup-test
 	$(MAKE) package
 	cmake --build $(BUILD)
-	ctest --preset release
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) tools/run_tests.py --slow $(ARGS)
+
+# All that a change must pass, as in continuous integration.
+check:
+	.ci/run
 
 # Compiles for aarch64 and runs the C++ tests, and a smoke test of the wheel, in an emulator: slow. tools/aarch64.sh says
 # what that shows; ARGS="build cpp" for some of its steps, ONLY="base wire" for some of the tests.
@@ -39,57 +56,59 @@ bench: setup-demo
 	$(PYTHON) benchmarks/compare --output=build/compare $(ARGS)
 
 # The parts of the C++ core.
-bench-cpp: setup-test
+bench-cpp: setup-bench
 	cmake --preset release -DTORCHRPC_BUILD_BENCHMARKS=ON
 	cmake --build $(BUILD) --target cpp_benchmarks
 	$(BUILD)/benchmarks/cpp_benchmarks $(ARGS)
 
 # The site, from docs/ and the docstrings: build/docs/index.html. Warnings are errors.
-docs: setup-demo
+docs: setup-docs
 	$(MAKE) package
 	$(PYTHON) -m sphinx -W --keep-going -b html docs build/docs $(ARGS)
 
 # What the tutorials print and draw, for their pages on the site; ARGS="rnn pipeline" for some of them.
-tutorial-results: setup-demo
+tutorial-results: setup-test
 	$(MAKE) package
 	PYTHON=$(abspath $(PYTHON)) tools/tutorial_results.sh $(ARGS)
 
 # An sdist, and a wheel built from it, in dist/; then the wheel is tried in a fresh environment.
-dist: $(WHEEL_TOOLS)
+dist: setup-wheels
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --outdir dist
 	tools/check_wheel.sh dist/torchrpc-*.whl
 
 # A wheel for each Python that this machine has, in dist/, with binaries for each release of torch; each is tried.
-wheels: $(WHEEL_TOOLS)
+wheels: setup-wheels
 	$(PYTHON) tools/wheels.py $(ARGS)
 
 # The wheels with each release of torch and each Python: a table. ARGS="--torch 2.16" tries one that is not supported yet.
-matrix: $(WHEEL_TOOLS)
+matrix: setup-wheels
 	$(PYTHON) tools/matrix.py $(ARGS)
 
-# ruff, clang-format, mypy: what pre-commit runs, over all files.
-lint: setup-demo
+# ruff, clang-format, mypy: what pre-commit runs, over all files. And the tests of names, documents and layers.
+lint: setup-lint setup-test
+	$(MAKE) package
+	$(PYTHON) -m pytest -q -n 2 -m lint
 	ruff check .
 	ruff format --check .
 	mypy
 	git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run --Werror
 
-format: setup-demo
+# Compiles csrc against the headers of the oldest and the newest supported release of torch; ARGS="--torch 2.12" for others.
+headers: setup-headers
+	$(PYTHON) tools/torch_headers.py $(ARGS)
+
+format: setup-lint
 	ruff check --fix .
 	ruff format .
 	git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
-# The C++ tests as for a torch without TensorPipe.
-no-tensorpipe: build-no-tensorpipe
-	ctest --preset $@
+# The C++ tests as for a torch without TensorPipe, and under the sanitizers. They and the next two are clang's: it compiles
+# them faster, and checks which mutex guards what.
+no-tensorpipe asan tsan: %: build-%
+	ctest --preset $@ --parallel 3
 
-# The C++ tests under the sanitizers. They and the next two are clang's: as it compiles, it checks which mutex guards what.
-asan tsan: %: build-%
-	ctest --preset $@
-
-build-no-tensorpipe: setup-test
-build-asan build-tsan build-fuzz: setup-clang
+build-no-tensorpipe build-asan build-tsan build-fuzz: setup-clang
 build-no-tensorpipe build-asan build-tsan:
 	cmake --preset $(@:build-%=%)
 	cmake --build --preset $(@:build-%=%)
@@ -105,6 +124,11 @@ tidy: setup-clang
 fuzz: build-fuzz
 	$(MAKE) package
 	RUNS=$(RUNS) SECONDS_EACH=$(SECONDS_EACH) tests/fuzz/run.sh
+
+# Breaks lines of the core one at a time, and shows which of these mutants the C++ tests notice: about an hour. An
+# interrupted run continues. ARGS="--seed 2" draws others; tools/mutants.py --help.
+mutants: setup-test
+	$(PYTHON) tools/mutants.py $(ARGS)
 
 # Groups of Python workers and a C++ worker that runs under AddressSanitizer.
 asan-mixed: setup-clang
@@ -123,7 +147,7 @@ public-sanitizers: setup-clang
 
 # Whether programs that were built with an earlier patch version still run: compares with tests/abi; ARGS=--write keeps
 # the interface as it is now.
-abi: setup-test
+abi: setup-abi
 	$(MAKE) package
 	$(PYTHON) tools/check_abi.py $(ARGS)
 
@@ -141,16 +165,10 @@ package:
 
 $(INSTALLED): setup.py pyproject.toml CMakeLists.txt
 	TORCHRPC_BUILD_DIR=$(BUILD) TORCHRPC_CMAKE_ARGS=-DTORCHRPC_BUILD_TESTS=ON \
-	  $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	  flock .venv/pip.lock $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
-setup-wheels: $(WHEEL_TOOLS)
-
-$(WHEEL_TOOLS): requirements-wheels.txt | setup-demo
-	$(PYTHON) -m pip install --disable-pip-version-check --requirement $<
-	touch $@
-
-setup-demo setup-test setup-clang:
+setup-demo setup-test setup-clang setup-check setup-bench setup-abi setup-headers setup-lint setup-docs setup-wheels:
 	tools/setup.sh $(@:setup-%=%)
 
 # All that was built; not .venv.

@@ -47,10 +47,11 @@ endfunction()
 add_libtorch_target(c10)
 add_libtorch_target(torch_cpu)
 add_libtorch_target(torch_python)
-# What torch's own headers look at, as torch was built.
+# What torch's own headers look at, as torch was built. Not USE_RPC: it only makes torch/csrc/jit/python/pybind_utils.h
+# recognise the RRefs of torch's own RPC, for which it includes all operators.
 target_compile_definitions(torch_cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 if(EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
-  target_compile_definitions(torch_cpu INTERFACE USE_RPC USE_TENSORPIPE)
+  target_compile_definitions(torch_cpu INTERFACE USE_TENSORPIPE)
 endif()
 target_link_libraries(torch_cpu INTERFACE c10)
 target_link_libraries(torch_python INTERFACE torch_cpu Python::Module)

@@ -17,7 +17,7 @@ env=${TORCHRPC_AARCH64_ENV:-$PWD/build/aarch64-env}
 sysroot=$env/sysroot
 site=$env/site
 stubs=$env/stubs
-torch=$(grep -m1 '^torch==' requirements-dev.txt)
+torch=$(grep -m1 '^torch==' requirements/build.txt)
 torch=${torch%%[ ;#]*}
 say() { printf '\n== %s\n' "$*"; }
 

@@ -20,7 +20,7 @@ releases = sorted({match[1] for name in names if (match := re.match(r"torchrpc/_
 assert releases, "no binaries"
 libraries = [name for name in names if re.search(r"/lib/libtorchrpc\.so", name)]
 assert len(libraries) == len(releases), f"the library should be there once for each torch: {libraries}"
-for wanted in ("include/torchrpc/node.h", "include/torchrpc/struct.h", "share/cmake/torchrpc/torchrpcConfig.cmake"):
+for wanted in ("include/torchrpc/node.h", "include/torchrpc/struct.h", "share/cmake/torchrpc/torchrpcConfig.cmake", "lib/pkgconfig/torchrpc.pc"):
     for release in releases:
         assert f"torchrpc/_built/torch{release}/{wanted}" in names, f"{wanted} is missing for torch {release}"
 for release in releases:

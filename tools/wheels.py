@@ -64,6 +64,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
         "Python_EXECUTABLE": env / "bin/python",
         "TORCHRPC_ALLOW_ANY_TORCH": "OFF" if torch in SUPPORTED else "ON",
         "TORCHRPC_BUILD_TESTS": "OFF",
+        "TORCHRPC_PC_TORCH": "${prefix}/../../../torch",  # in site-packages, wherever that is
         **linker_options(),
     }
     cmake = build / "binaries"

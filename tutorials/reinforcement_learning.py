@@ -172,12 +172,14 @@ def run_agent(options, results):
     torch.manual_seed(options.seed)
     agent = Agent(options.observers, options)
     agent_rref = rpc.RRef(agent)
-    with tqdm(total=options.episodes, unit="episode") as bar:
+    # The bar is full when the problem is solved. How long that takes is not known, so no time is predicted.
+    shown = "running reward {n:.0f} of {total:.0f} |{bar}| {elapsed}{postfix}"
+    with tqdm(total=options.target, bar_format=shown) as bar:
         while not agent.solved() and len(agent.rewards) < options.episodes:
             agent.run_episode(agent_rref)
             agent.finish_episode()
-            bar.set_postfix_str(f"running reward {agent.running_reward():.0f} of {options.target:.0f}", refresh=False)
-            bar.update(options.observers)
+            bar.set_postfix_str(f"{len(agent.rewards)} episodes", refresh=False)
+            bar.update(min(agent.running_reward(), options.target) - bar.n)
     results.write_text(json.dumps(agent.rewards))
 
 

@@ -21,7 +21,9 @@ class Activity {
   /// Adds a holder to an activity that has begun. The activity ends when each holder has called end().
   void hold() { running_.fetch_add(1, std::memory_order_acq_rel); }
   void end() {
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    // Sequentially consistent, as in waitIdle(): either this thread sees that another one waits, or that one sees that
+    // nothing is under way.
+    if (running_.fetch_sub(1) == 1 && waiting_ > 0) {
       MutexLock lock(mutex_);
       idle_.notify_all();
     }
@@ -30,7 +32,10 @@ class Activity {
   bool waitIdle(Duration timeout) {
     const auto deadline = deadlineAfter(timeout);
     MutexLock lock(mutex_);
-    return waitInterruptibly(idle_, lock, deadline, [this] { return running_.load(std::memory_order_acquire) == 0; });
+    ++waiting_;
+    const bool is_idle = waitInterruptibly(idle_, lock, deadline, [this] { return running_ == 0; });
+    --waiting_;
+    return is_idle;
   }
   int64_t running() const { return running_.load(std::memory_order_acquire); }
   /// The number of activities that have begun.
@@ -39,6 +44,7 @@ class Activity {
  private:
   std::atomic<int64_t> running_{0};
   std::atomic<int64_t> total_{0};
+  std::atomic<int> waiting_{0};  ///< the threads in waitIdle()
   Mutex mutex_;
   CondVar idle_;
 };

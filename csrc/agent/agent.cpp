@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <iterator>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "agent/repeatable_header.h"
 #include "base/exception.h"
+#include "base/os/threads.h"
 #include "base/random.h"
 #include "wire/codec.h"
 
@@ -72,12 +73,15 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       connections_(
           *transport_, directory_,
           {.incarnation = options_.incarnation,
+           .world_size = options_.world_size,
            .max_queued_bytes = options_.max_queued_bytes,
            .quotas = quotas_.empty() ? nullptr : &quotas_,
            .audit_log = options_.audit_log},
-          {.on_new_incarnation =
-               [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
+          {.on_new_incarnation = [this](const Peer& peer) { onNewIncarnation(peer); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
+           .is_awaited = [this](
+                             CallId call,
+                             const Link& link) { return calls_.awaits(call, link.peer().id, link.incarnation()); },
            .on_inspect = [this](const auto& link, Frame frame) { onInspect(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity =
@@ -116,7 +120,9 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
 Agent::~Agent() { close(); }
 
 void Agent::on(Kind kind, Where where, RequestHandler handler) {
-  TORCH_INTERNAL_ASSERT(served_.emplace(kind, Served{where, std::move(handler)}).second, "two handlers for a kind");
+  Served served{.where = where, .handler = std::move(handler)};
+  served.runs_user_function = isCall(kind) && traitsOf(kind).callable != CallableType::kOperator;
+  TORCH_INTERNAL_ASSERT(served_.emplace(kind, std::move(served)).second, "two handlers for a kind");
 }
 
 void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.at(kind).loop_first = std::move(handler); }
@@ -140,10 +146,10 @@ void Agent::admit(WorkerRecord record, bool is_news) {
 // connection yet. From then on everything of the earlier incarnation is lost: its connections are closed, its messages
 // are refused, and no message for it goes to the later incarnation. The tables of RRefs and contexts order incarnations
 // themselves, because a message of the earlier one may still be on its way from the loop to them.
-void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
-  const auto before = directory_.find(peer.id);
-  if (before) directory_.restart(peer.id, incarnation);
-  reportJoined(peer, incarnation, before, /*is_news=*/true);
+void Agent::onNewIncarnation(const Peer& peer) {
+  const auto before = directory_.find(peer.info.id);
+  directory_.restart(peer);
+  reportJoined(peer.info, peer.incarnation, before, /*is_news=*/true);
 }
 
 void Agent::reportJoined(
@@ -152,12 +158,18 @@ void Agent::reportJoined(
   // A worker repeats its announcement until it is answered. A receiver that was started again meanwhile knows the
   // worker from the store already. The announcement must not end what this incarnation of the worker holds here.
   if (before && !is_restarted) return;
-  if (is_restarted) {
-    connections_.closeAll(*before, replacedError(before->info));
-    liveness_.onReplaced(worker.id);
-  }
+  connections_.replaceLinks(
+      worker, incarnation,
+      is_restarted ? replacedError(worker)
+                   : Error(ErrorCode::kWorkerLost, toString(worker) + " has joined under this id", worker.name));
+  liveness_.onReplaced(worker.id);  // also if another peer has claimed the id and has gone
   if (joined_handler_) joined_handler_(worker, incarnation);
   if (is_news) membership_.onJoined(worker, incarnation, is_restarted);
+}
+
+bool Agent::isAdmitted(const Link& link) const {
+  const auto known = directory_.find(link.peer().id);
+  return known && known->info == link.peer() && known->incarnation == link.incarnation();
 }
 
 void Agent::watchMembers() {
@@ -211,6 +223,7 @@ void Agent::settle(const CallTable::Call& call, Result<Message>&& result) {
     } catch (const Error& e) {
       result = e;
     }
+    if (result.error().code() == ErrorCode::kShutdown && call.to != self().id) is_peer_ending_ = true;
   }
   finish(call, std::move(result));
 }
@@ -232,7 +245,8 @@ Error Agent::forkedError() const {
   return {
       ErrorCode::kShutdown,
       "this process was forked from the one of " + self().name +
-          ": calls, RRefs and contexts of that worker cannot be used here. To use RPC in this process, call init_rpc",
+          ": calls, RRefs and contexts of that worker cannot be used here. To use RPC in this process, call init_rpc "
+          "(C++: make a Node)",
       self().name};
 }
 
@@ -240,6 +254,7 @@ Error Agent::forkedError() const {
 
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
+  if (refusesOwn(message.kind)) return handler(refusal());
   if (message.repetition) return requestRepeatedly(to, std::move(message), timeout, std::move(handler));
   const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
   timeout = limitTimeout(message, timeout);
@@ -257,13 +272,18 @@ void Agent::start(
   auto& record = ThreadRecord::ofThisThread();
   record.setLastCall(id);
   call.thread = record.thread();
+  // Not requests of protocols between nodes, which must arrive.
+  const auto operation = traitsOf(message.kind).operation;
+  const bool is_for_caller = operation == Operation::kCall || operation == Operation::kFetch;
+  const auto& served = currentCall();
+  if (is_for_caller && served.node == number_ && served.ends_calls) call.made_for = served.id;
   call.token = ActivityToken(activity_);
   call.handler = std::move(handler);
   call.attempt = attempt;
   call.note = note;
   const auto deadline = call.deadline;
   bool needs_timer = false;
-  if (closing_ || refusesOwn(message.kind) || !calls_.add(id, call, needs_timer)) {
+  if (closing_ || !calls_.add(id, call, needs_timer)) {
     return finish(call, closing());
   }
   if (needs_timer) armTimer(deadline);
@@ -349,7 +369,7 @@ void Agent::complete(CallId id, Result<Message> result) {
 // Call ids are consecutive numbers, so any member can guess them: a reply counts only if it comes from the worker to
 // which the call was sent. Resources in foreign replies are not released, because they belong to their sender.
 void Agent::onReply(const Link& link, CallId id, Frame frame) {
-  auto result = decode(std::move(frame), link.peer().id);
+  auto result = decode(std::move(frame), link.peer().id, &link);
   bool is_foreign = false;
   if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
     return settle(*call, std::move(result));
@@ -372,15 +392,21 @@ void Agent::expire() {
   auto expired = calls_.takeExpired(timer_->now(), next);
   if (next != kNever) armTimer(next);
   for (auto& call : expired) {
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(call.timeout).count();
+    const auto timeout = call.attempt ? call.attempt->timeout : call.timeout;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
     const auto to = worker(call.to);
     const Error error(
         ErrorCode::kTimeout,
-        "RPC ran for more than set timeout (" + std::to_string(ms) + " ms) and will now be marked with an error: " +
-            to.name + " has not replied. Pass a longer timeout to the call, or rpc_timeout to the backend's options" +
+        "RPC ran for more than set timeout (" + std::to_string(ms) +
+            " ms) and will now be marked with an error: " + to.name +
+            " has not replied. Pass a longer timeout to the call, or a longer default to the worker (in Python "
+            "rpc_timeout of its options, in C++ NodeOptions::timeout)" +
             threadShortage(call.timeout),
         to.name);
     finish(call, error);
+    // An attempt of a call that may be repeated is not cancelled: a later one may need its result.
+    const bool runs_call = traitsOf(call.kind).operation == Operation::kCall && !call.attempt;
+    if (options_.cancel_on_timeout && runs_call) notifyCallee(call);
   }
 }
 
@@ -397,41 +423,51 @@ std::string Agent::threadShortage(Duration timeout) const {
 // --- Cancelled calls ---
 
 // Note [Cancelled calls]
-// A caller that cancels a call ends it on its own side at once, and sends CANCEL behind the request. CANCEL is a hint:
-// the callee may have answered already, and only a function that checks for it ends sooner. So the protocols above do
-// not depend on it: the reply counts as a late one, whose RRefs are released. The callee has no table of the calls that
-// it serves. It makes an entry when CANCEL arrives, or when a function registers a handler, and removes it with the
-// answer. (CANCEL that arrives after the answer is dropped, unless other calls of that caller are unanswered: then its
-// entry stays until the link ends or many other entries have been added.)
+// A caller that cancels a call ends it on its own side at once, and sends CANCEL behind the request; so does a caller
+// whose call has timed out. A call that has not begun when CANCEL arrives does not run. For one that runs, CANCEL ends
+// the calls that it has made and waits for, and it ends coroutines; a plain function ends sooner only if it checks. It
+// is a hint: the callee may have answered already. So the protocols above do not depend on it: the reply counts as a
+// late one, whose RRefs are released. The callee has no table of the calls that it serves. It makes an entry when
+// CANCEL arrives, or when a function registers a handler, and removes it with the answer. (CANCEL that arrives after
+// the answer is dropped, unless other calls of that caller are unanswered: then its entry stays until the link ends or
+// many other entries have been added.)
 
 bool Agent::cancel(CallId id) {
+  if (!isInItsProcess()) return false;
   const auto call = calls_.take(id);
   if (!call) return false;
   const auto to = worker(call->to);
   finish(*call, Error(ErrorCode::kCancelled, "the call to " + to.name + " was cancelled by its caller", to.name));
-  if (call->to == self().id) {
-    cancelled_.cancel({0, id});
-    return true;
-  }
+  notifyCallee(*call);
+  return true;
+}
+
+void Agent::notifyCallee(const CallTable::Call& call) {
+  if (call.to == self().id) return cancelServed({0, call.id});
   for (const auto& link : connections_.links()) {
-    if (link->id() != call->link) continue;
+    if (link->id() != call.link) continue;
     std::string payload;
-    Writer(payload).put(id);
+    Writer(payload).put(call.id);
     // Sent as a call, so that it does not overtake a call that is held back.
     link->sendCall(
         calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
   }
-  return true;
+}
+
+void Agent::cancelServed(const ServedId& id) {
+  const auto made = calls_.madeFor(id);  // before the function is told: it may make calls to clean up
+  cancelled_.cancel(id);
+  for (const auto call : made) cancel(call);
 }
 
 void Agent::onCancel(Link& link, Frame frame) try {
-  const auto message = decode(std::move(frame), link.peer().id).take();
+  const auto message = decodeFrame(std::move(frame), options_.limits);
   Reader reader(message.payload);
   const auto id = reader.get<CallId>();
   reader.expectEnd();
-  if (link.hasUnanswered()) cancelled_.cancel({link.id(), id});
-} catch (const Error&) {
-  malformed_.fetch_add(1, std::memory_order_relaxed);
+  if (id != 0 && link.hasUnanswered()) cancelServed({link.id(), id});
+} catch (const Error& error) {
+  onMalformed(link, Kind::kCancel, error);
 }
 
 bool Agent::isCancelled(const ServedId& id) const {
@@ -440,9 +476,10 @@ bool Agent::isCancelled(const ServedId& id) const {
   return id.link != 0 && !connections_.isOpen(id.link);
 }
 
-void Agent::onCancelled(const ServedId& id, CancelledCalls::Handler handler) {
-  cancelled_.onCancelled(id, std::move(handler));
+bool Agent::onCancelled(const ServedId& id, CancelledCalls::Handler handler) {
+  if (!cancelled_.onCancelled(id, std::move(handler))) return false;
   if (id.link != 0 && !connections_.isOpen(id.link)) cancelled_.loseLink(id.link);
+  return true;
 }
 
 // --- Calls that may be repeated ---
@@ -488,7 +525,7 @@ void Agent::attemptCall(const RepeatedCalls::CallPtr& call) {
   if (call->has_deadline_header) message.setHeader(HeaderKind::kDeadline, deadlineHeader(timeout));
   message.call = calls_.nextId();
   // An answer of this worker to itself is no loss, whatever its error.
-  call->attempt = {.is_answered = call->to == self().id};
+  call->attempt = {.timeout = call->timeout, .is_answered = call->to == self().id};
   start(
       call->to, message, timeout,
       [this, call](Result<Message> result) { repeated_.onAttempt(call, std::move(result)); }, &call->attempt);
@@ -539,15 +576,27 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
 
 // --- Frames that arrive ---
 
-Result<Message> Agent::decode(Frame frame, WorkerId from) try {
-  if (frame.failure) return *frame.failure;
-  if (options_.copies_shared_tensors) copySharedSegments(frame);
-  Result<Message> message(decodeFrame(std::move(frame), options_.limits));
-  message.value().from = from;
-  return message;
-} catch (const Error& e) {
+void Agent::onMalformed(const Link& link, std::optional<Kind> kind, const Error& error) {
   malformed_.fetch_add(1, std::memory_order_relaxed);
-  return e;
+  connections_.recordRefusal(link.nameForAudit(), error, kind ? name(*kind) : "UNKNOWN");
+}
+
+Result<Message> Agent::decode(Frame frame, WorkerId from, const Link* link) {
+  if (frame.failure) return *frame.failure;
+  const auto info = options_.audit_log ? peekFrame(frame.head) : std::nullopt;  // for the line of a malformed message
+  try {
+    if (options_.copies_shared_tensors) copySharedSegments(frame);
+    Result<Message> message(decodeFrame(std::move(frame), options_.limits));
+    message.value().from = from;
+    return message;
+  } catch (const Error& e) {
+    if (link) {
+      onMalformed(*link, info ? std::optional(info->kind) : std::nullopt, e);
+    } else {
+      malformed_.fetch_add(1, std::memory_order_relaxed);
+    }
+    return e;
+  }
 }
 
 namespace {
@@ -564,7 +613,7 @@ bool isForMembers(const Message& message) {
 Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
   Request request{
       .from = from,
-      .message = decode(std::move(frame), from.id).take(),
+      .message = decode(std::move(frame), from.id, origin.audit ? nullptr : origin.link).take(),
       .incarnation = origin.link ? origin.link->incarnation() : options_.incarnation,
       .link = origin.link ? origin.link->id() : 0,
       .is_from_member = origin.is_member,
@@ -580,24 +629,29 @@ Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& orig
 }
 
 void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
+  auto bytes_token = link->takeAnnouncedToken();
   const auto info = peekFrame(frame.head);
-  if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
+  if (info && info->kind == Kind::kPing) return link->sendPong();
   if (info && info->kind == Kind::kPong) return;
   if (info && info->kind == Kind::kStarted) return onStarted(*link, std::move(frame));
   if (info && info->kind == Kind::kCancel) return onCancel(*link, std::move(frame));
   if (info && info->kind == Kind::kGoodbye) {
     const auto& name = link->peer().name;
-    if (!closing_ && !leaving_) membership_.onLeft(link->peer(), link->incarnation());
+    if (!closing_ && !leaving_ && isAdmitted(*link)) membership_.onLeft(link->peer(), link->incarnation());
     return link->close({ErrorCode::kWorkerLost, name + " has shut down", name});
   }
   const auto role = info ? roleOf(info->kind) : std::nullopt;
   if (!role || *role == Role::kOneWay) {
-    malformed_.fetch_add(1, std::memory_order_relaxed);
-    return;
+    const Error error(ErrorCode::kProtocol, "a message of a kind that is not expected here");
+    return onMalformed(*link, info ? std::optional(info->kind) : std::nullopt, error);
   }
   if (*role == Role::kReply) {
     onReply(*link, info->call, std::move(frame));
     return link->onAnswered(info->call);
+  }
+  if (link->replyQueue().isOverrun()) {
+    const auto& name = link->peer().name;
+    return link->cutOff({ErrorCode::kProtocol, name + " does not read the replies to its requests", name});
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
   const bool is_counted = isCounted(info->kind);
@@ -605,16 +659,18 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   Origin origin{
       link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
   Status over_quota;
+  if (frame.failure && frame.failure->code() == ErrorCode::kQuotaExceeded) over_quota = *frame.failure;
   CallerUsage::Token quota_token;
-  if (is_counted && (link->usage() || (quotas_.limitsCalls() && isCall(info->kind)))) {
+  if (is_counted && !over_quota && (link->usage() || (quotas_.limitsCalls() && isCall(info->kind)))) {
     try {
-      quota_token = takeQuota(*link, info->kind, bytesOf(frame), origin);
+      quota_token = takeQuota(*link, info->kind, bytesOf(frame), origin, std::move(bytes_token));
     } catch (const Error& error) {
       over_quota = error;
     }
   }
-  if (options_.audit_log && is_counted) {
-    origin.audit = std::make_shared<AuditedCall>(link->peer().name, info->kind, bytesOf(frame));
+  const bool is_refused = over_quota || (isForMembers(info->kind) && !link->isMember());
+  if (options_.audit_log && (is_counted || is_refused)) {
+    origin.audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info->kind, bytesOf(frame));
   }
   const Responder responder([this, link, id = info->call, is_counted, token = ActivityToken(activity_),
                              audit = origin.audit,
@@ -638,15 +694,22 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     refused_by_quota_.fetch_add(1, std::memory_order_relaxed);
     return responder.fail(*std::move(over_quota));
   }
+  // Reports do not wait in line, as calls do, until the peer has read its replies.
+  if (info->kind == Kind::kInspect && link->replyQueue().shouldDefer()) {
+    const auto& name = link->peer().name;
+    return responder.fail(
+        Error(ErrorCode::kQuotaExceeded, name + " has not read the replies to its earlier requests", self().name));
+  }
   link->startedCalls().onArrived(origin.bytes);
   serve(link->peer(), info->kind, std::move(frame), origin, responder);
 }
 
-CallerUsage::Token Agent::takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin) {
+CallerUsage::Token Agent::takeQuota(
+    Link& link, Kind kind, size_t bytes, Origin& origin, CallerUsage::Token bytes_token) {
   if (const auto& error = link.refusal()) throw *error;
   CallerUsage::Token token;
   if (const auto& usage = link.usage()) {
-    token = usage->takeCall(bytes);
+    token = usage->takeCall(bytes, std::move(bytes_token));
     if (traitsOf(kind).operation == Operation::kRemote) origin.rref_quota_token = usage->takeRRef();
   }
   if (!quotas_.limitsCalls() || !isCall(kind)) return token;
@@ -662,20 +725,24 @@ void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
 }
 
 void Agent::onStarted(Link& link, Frame frame) try {
-  link.onStarted(StartReport::decode(decode(std::move(frame), link.peer().id).take().payload));
-} catch (const Error&) {
-  malformed_.fetch_add(1, std::memory_order_relaxed);
+  link.onStarted(StartReport::decode(decodeFrame(std::move(frame), options_.limits).payload));
+} catch (const Error& error) {
+  onMalformed(link, Kind::kStarted, error);
 }
 
 void Agent::onInspect(const std::shared_ptr<Link>& link, Frame frame) {
   const auto id = peekFrame(frame.head)->call;
   const Responder responder([this, link, id](Result<Message> result) { reply(link, id, std::move(result), {}); });
   const auto name = link->provedName();
+  if (link->replyQueue().shouldDefer() || link->replyQueue().isOverrun()) {
+    return link->cutOff({ErrorCode::kProtocol, "an observer does not read the reports for which it asks", name});
+  }
   if (!link->mayInspect()) {
-    return responder.fail(Error(
+    const Error refusal(
         ErrorCode::kNotAllowed,
-        self().name + " does not let " + name + " inspect it: give it an identity with the role observer",
-        self().name));
+        self().name + " does not let " + name + " inspect it: give it an identity with the role observer", self().name);
+    connections_.recordRefusal(link->nameForAudit(), refusal, torchrpc::name(Kind::kInspect));
+    return responder.fail(refusal);
   }
   const Origin origin{.call = id};
   const WorkerInfo observer{name.empty() ? "an observer" : name, kNoWorker};
@@ -703,12 +770,13 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
         self().name));
   }
   const auto& served = it->second;
+  const bool may_keep = !gate_->isOpen() && served.runs_user_function && origin.link;
   if (served.where == Where::kPool && !served.loop_first) {
     // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
     auto take = [this, from, origin, frame = std::move(frame)]() mutable {
       return requestIn(std::move(frame), from, origin);
     };
-    return serveLater(served, origin, responder, std::move(take));
+    return serveLater(served, origin, responder, std::move(take), may_keep);
   }
   runHandler(responder, [&] {
     auto request = requestIn(std::move(frame), from, origin);
@@ -722,18 +790,27 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
       if (observer_) observer_->onServe(request, responder);
       if (served.loop_first(request, responder)) return;
     }
-    serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });
+    const bool may_keep_it = may_keep && !isGroupFunction(request.message);
+    auto take = [request = std::move(request)]() mutable { return std::move(request); };
+    serveLater(served, origin, responder, std::move(take), may_keep_it);
   });
 }
 
 template <typename TakeRequest>
-void Agent::serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take) {
+void Agent::serveLater(
+    const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, bool may_keep) {
   auto task = [this, &served, origin, responder, take = std::move(take), arrived = timer_->now()]() mutable {
     if (origin.link && origin.carries_values && origin.link->replyQueue().shouldDefer()) {
       return defer(served, origin, responder, std::move(take), arrived);
     }
     runServed(served, origin, responder, take, arrived);
   };
+  if (may_keep) {
+    CallGate::Task post = [this, &served, origin, responder, task]() mutable {
+      if (!postTo(served.where, origin, std::move(task))) responder.fail(closing());
+    };
+    if (gate_->keep(post)) return;
+  }
   if (!postTo(served.where, origin, std::move(task))) responder.fail(closing());
 }
 
@@ -746,7 +823,12 @@ void Agent::runServed(
   if (origin.link && origin.link->isReplaced()) return responder.fail(replacedError(origin.link->peer()));
   runHandler(responder, [&] {
     auto request = take();
-    const DeadlineScope scope(deadlineOf(request.message, arrived));
+    const auto id = request.id();
+    if (cancelled_.isCancelled(id)) {
+      if (late_reply_observer_) late_reply_observer_(request.message);  // nobody else uses the resources in it
+      return responder.fail(Error(ErrorCode::kCancelled, "the call was cancelled before it began", self().name));
+    }
+    const CallScope scope({.deadline = deadlineOf(request.message, arrived), .node = number_, .id = id});
     const auto call = servedCall(request, origin, arrived);
     {
       const ServedScope record(call);
@@ -767,7 +849,7 @@ ServedCall Agent::servedCall(const Request& request, const Origin& origin, TimeP
   return call;
 }
 
-void Agent::handle(const Served& served, Request request, const Responder& responder) {
+void Agent::handle(const Served& served, Request&& request, const Responder& responder) {
   const auto* bytes = request.message.header(HeaderKind::kRepeatable);
   // For calls that keep their result here, CallService looks for earlier arrivals.
   if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
@@ -837,11 +919,12 @@ void Agent::onLost(const Link& link, const Error& reason) {
     if (call.attempt) call.attempt->sent_to = call.incarnation;
     finish(call, lostError(peer, reason));
   }
-  const auto known = directory_.find(peer.id);
-  const bool is_replaced = known && known->incarnation != link.incarnation();  // a later incarnation has joined
+  const bool is_admitted = isAdmitted(link);
+  // Whether a later incarnation, or another worker with this id, has joined.
+  const bool is_replaced = !is_admitted && directory_.find(peer.id);
   liveness_.onClosed(link, is_replaced);
   if (is_replaced || closing_ || leaving_) return;
-  membership_.onLost(peer, link.incarnation());
+  if (is_admitted) membership_.onLost(peer, link.incarnation());
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 
@@ -855,10 +938,23 @@ void Agent::onLost(const Link& link, const Error& reason) {
 // which nothing is queued. Functions that have not answered in time go on; close() waits for them.
 
 bool Agent::refusesOwn(Kind kind) const {
-  // A function that this node serves may need calls of its own to answer, also on threads of its own executor.
-  return ending_.hasBegun() && carriesValues(kind) && !isOnOwnThread() && !transport_->inLoop() &&
-      !ThreadRecord::ofThisThread().served();
+  const bool has_begun = ending_.hasBegun();
+  const auto ending_thread = ending_thread_.load();
+  if (!beginsWork(kind) || (!has_begun && (ending_thread == 0 || ending_thread == os::threadId()))) return false;
+  // A function that this node serves may need calls of its own to answer, which may come from threads that it has
+  // started. Nobody knows which these are, so until all workers end, any thread may call while a function is served.
+  return !isOnOwnThread() && (has_begun || !hasUnanswered());
 }
+
+bool Agent::hasUnanswered() const {
+  return std::ranges::any_of(connections_.allLinks(), [](const auto& link) { return link->hasUnanswered(); });
+}
+
+Error Agent::refusal() const {
+  return {ErrorCode::kShutdown, self().name + " is shutting down and makes no new calls", self().name};
+}
+
+void Agent::refuseOwnCalls() { ending_thread_ = os::threadId(); }
 
 Error Agent::endingError() const {
   return {ErrorCode::kShutdown, self().name + " is shutting down and accepts no more calls", self().name};
@@ -873,6 +969,7 @@ bool Agent::takeStep(Step step) {
 
 void Agent::beginEnd(Duration limit, Duration grace) {
   ending_.begin(limit, grace);
+  gate_->openForGood();
   for (const auto& link : connections_.allLinks()) {
     if (link->hasUnanswered()) link->requireReader();
   }
@@ -932,7 +1029,8 @@ bool Agent::close(Duration timeout) {
     timer_->close();
     transport_->close();
   }
-  const bool is_closed = pool_->close(timeUntil(deadline));
+  const bool has_ended = lent_threads_->close(timeUntil(deadline));
+  const bool is_closed = pool_->close(timeUntil(deadline)) && has_ended;
   if (options_.audit_log) options_.audit_log->flush(kAuditFlushTime);
   return is_closed;
 }

@@ -14,11 +14,13 @@
 
 #include "agent/activity.h"
 #include "agent/audit_log.h"
+#include "agent/call_gate.h"
 #include "agent/call_table.h"
 #include "agent/cancelled_calls.h"
 #include "agent/connection_pool.h"
 #include "agent/ending.h"
 #include "agent/keyed_calls.h"
+#include "agent/lent_threads.h"
 #include "agent/liveness.h"
 #include "agent/membership.h"
 #include "agent/messenger.h"
@@ -45,9 +47,11 @@ class Agent final : public Messenger {
   struct Options {
     WorkerInfo self;
     uint64_t incarnation = 0;
+    int32_t world_size = 0;  ///< 0: the group grows
     size_t threads = kDefaultThreads;
     size_t max_threads = ThreadPool::Options().max_size;  ///< includes the threads that are blocked in calls
     bool propagate_deadlines = false;                     ///< requests carry their deadline
+    bool cancel_on_timeout = true;                        ///< a call that times out here is cancelled on its callee
     /// A worker with outstanding requests counts as lost after this time of silence; kNoLimit: never.
     Duration liveness = kNoLimit;
     /// The limit on the bytes of calls that wait for a thread here, and on the bytes of replies that wait to be sent to
@@ -68,6 +72,9 @@ class Agent final : public Messenger {
     /// seed determines.
     std::function<uint64_t()> next_random{};
     std::shared_ptr<Executor> executor;  ///< runs handlers and tasks; empty: a ThreadPool of the sizes above
+    /// Whether a call runs a function of the group's own work, which is never kept: see Note [First calls]. Empty: no
+    /// call does.
+    std::function<bool(const Message&)> is_group_function{};
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using JoinedHandler = std::function<void(const WorkerInfo&, uint64_t incarnation)>;
@@ -113,9 +120,12 @@ class Agent final : public Messenger {
   void post(std::function<void()> task) override;
   void postToStrand(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
-  void poll(const std::function<bool()>& done) override { transport_->poll(done); }
+  // In a forked child poll() and park() do nothing, because the connections are the parent's.
+  void poll(const std::function<bool()>& done) override {
+    if (isInItsProcess()) transport_->poll(done);
+  }
   void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
-    transport_->park(done, waiter, deadline, /*preemptible=*/false);
+    if (isInItsProcess()) transport_->park(done, waiter, deadline, /*preemptible=*/false);
   }
 
   // --- Workers ---
@@ -123,6 +133,8 @@ class Agent final : public Messenger {
   WorkerInfo worker(WorkerId id) const override;
   uint64_t incarnation(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
+  /// The number of this node among those of its process, as in CurrentCall::node; not 0.
+  uint64_t number() const { return number_; }
   /// Whether at least one of these workers of the group answers a ping. They need not be in the directory. Blocks.
   bool anyAnswersPing(const std::vector<WorkerRecord>& workers);
   /// Adds a worker that has joined, perhaps one that has been started again: see Note [Restarted workers]. `is_news`:
@@ -141,11 +153,11 @@ class Agent final : public Messenger {
   /// Completes a request of this worker with kCancelled, and notifies the callee. Returns false if the request has
   /// ended already.
   bool cancel(CallId id);
-  /// Whether the caller of a request that is served here has cancelled it, or is lost.
+  /// Whether the caller of a request that is served here has cancelled it, no longer waits for it, or is lost.
   bool isCancelled(const ServedId& id) const;
-  /// Calls `handler` if the caller cancels the request or is lost before the request is answered. The handler runs on
-  /// any thread, often on the loop.
-  void onCancelled(const ServedId& id, CancelledCalls::Handler handler);
+  /// Has `handler` called if the caller cancels the request or is lost before the request is answered: on any thread,
+  /// often on the loop. Returns false, and does not call it, if the caller has cancelled the request already.
+  bool onCancelled(const ServedId& id, CancelledCalls::Handler handler);
 
   /// Whether there are outstanding requests.
   bool hasOutstandingRequests() const { return calls_.size() > 0; }
@@ -159,23 +171,39 @@ class Agent final : public Messenger {
   bool isInItsProcess() const { return maker_.isThisOne(); }
   /// The error with which a use in a forked child fails.
   Error forkedError() const;
-  /// Whether the calling thread serves calls of this node or runs its continuations. Such a thread cannot close() the
-  /// node.
-  bool isOnOwnThread() const { return pool_->isOnOwnThread(); }
+  /// Whether the calling thread serves calls of this node or runs its continuations: it belongs to the pool, is on the
+  /// loop, or is lent. Such a thread cannot close() the node, and may make calls while the node ends.
+  bool isOnOwnThread() const { return pool_->isOnOwnThread() || lent_threads_->isCurrent() || transport_->inLoop(); }
+  /// Shared, so that code on a lent thread does not keep the node alive.
+  const std::shared_ptr<LentThreads>& lentThreads() const { return lent_threads_; }
   /// Whether the calling thread is on the loop, so that messages that arrive wait for it.
   bool isOnLoop() const { return transport_->inLoop(); }
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
   /// Whether beginEnd() has been called.
   bool isEnding() const { return ending_.hasBegun(); }
+  /// Whether another worker has answered a call with the error that it is shutting down.
+  bool isPeerEnding() const { return is_peer_ending_; }
   /// Waits until no call is under way, neither made nor served here. Returns false after `timeout` (kNoLimit: never).
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
+  /// Keeps the calls of user functions that other workers make, until the result is released: Note [First calls].
+  std::shared_ptr<CallGate::Hold> keepCalls() { return std::make_shared<CallGate::Hold>(gate_); }
+  /// Releases it after the delay.
+  void releaseAfter(Duration delay, std::shared_ptr<CallGate::Hold> hold) {
+    timer_->after(delay, [hold = std::move(hold)] { hold->release(); });
+  }
+  bool isGroupFunction(const Message& message) const {
+    return options_.is_group_function && options_.is_group_function(message);
+  }
   /// Returns a token that counts as an activity of this node while it lives.
   ActivityToken holdActivity() { return ActivityToken(activity_); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
   /// With `ending`, connections that close are not reported as lost workers, because the whole group is about to end.
   void expectDisconnects(bool ending) { leaving_ = ending; }
+  /// Refuses new calls of this worker from now on, except those of own threads, those of the calling thread, which is
+  /// about to end the node, and those that are made while a function is served. The worker still serves calls.
+  void refuseOwnCalls();
   // The steps of close(). Each step first runs the steps before it. It returns false if `timeout` passes before it has
   // finished; another call continues it. Not to be called from the loop or the pool. See Note [The end of a node].
   /// Refuses new calls from now on. drain() and leave() together wait for `limit` at most, and drain() for `grace` at
@@ -187,7 +215,7 @@ class Agent final : public Messenger {
   /// Fails outstanding requests with kShutdown, and sends GOODBYE to the peers. Waits until the peers that have to read
   /// answers have read them.
   bool leave(Duration timeout);
-  /// Closes the connections and waits for the functions that still run: see ThreadPool::close().
+  /// Closes the connections and waits for the functions that still run, on the pool and on lent threads.
   bool close(Duration timeout);
   void close() { close(kNoLimit); }
   /// After a close() that returned false: destroys the queued tasks unrun.
@@ -240,6 +268,7 @@ class Agent final : public Messenger {
     Where where = Where::kPool;
     RequestHandler handler;
     LoopHandler loop_first{};
+    bool runs_user_function = false;  ///< no torch operator
   };
 
   /// Returns the timeout of a request, limited to the time that is left of the request that this thread serves. Writes
@@ -251,6 +280,10 @@ class Agent final : public Messenger {
   Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Whether a request of this node is refused because the node ends.
   bool refusesOwn(Kind kind) const;
+  /// Whether this node serves calls of other workers that it has not answered.
+  bool hasUnanswered() const;
+  /// The error of such a request.
+  Error refusal() const;
   /// The answer to requests that arrive while this node ends.
   Error endingError() const;
   enum class Step { kServing, kLeaving, kClosed };
@@ -264,21 +297,28 @@ class Agent final : public Messenger {
   /// Decodes the request in a frame. Throws Error; kNotAllowed if the sender is a client, and only members may send the
   /// request.
   Request requestIn(Frame frame, const WorkerInfo& from, const Origin& origin);
-  Result<Message> decode(Frame frame, WorkerId from);
+  /// `link`: over which the frame has come, or null if the audit log has a line for it in any case.
+  Result<Message> decode(Frame frame, WorkerId from, const Link* link);
+  /// Counts a frame that cannot be decoded or has no meaning here, and records it in the audit log.
+  void onMalformed(const Link& link, std::optional<Kind> kind, const Error& error);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   /// Counts a request against the quota of its caller until the token is destroyed. Throws Error(kQuotaExceeded).
-  CallerUsage::Token takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin);
+  /// `bytes_token`: of Link::takeAnnouncedToken().
+  CallerUsage::Token takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin, CallerUsage::Token bytes_token);
   void recordServed(AuditedCall& call, const Result<Message>& result);
   void onLost(const Link& link, const Error& reason);
-  void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
+  void onNewIncarnation(const Peer& peer);
+  /// Whether the directory has this start of this worker.
+  bool isAdmitted(const Link& link) const;
   /// `before`: the record of the worker that the directory had until now.
   void reportJoined(
       const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
   /// Passes a request that has arrived to its handler, where the handler is registered to run.
   void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
-  /// Serves the request that `take` returns, on the pool or in the strand.
+  /// Serves the request that `take` returns, on the pool or in the strand. `may_keep`: not before the gate opens.
   template <typename TakeRequest>
-  void serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take);
+  void serveLater(
+      const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, bool may_keep);
   /// Runs a request on its executor.
   template <typename TakeRequest>
   void runServed(
@@ -291,6 +331,10 @@ class Agent final : public Messenger {
   static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);
   void onCancel(Link& link, Frame frame);
+  /// Tells the callee of a call that has been taken out of the table that nobody waits for its result.
+  void notifyCallee(const CallTable::Call& call);
+  /// Cancels a call that is served here, and the calls that were made for it.
+  void cancelServed(const ServedId& id);
   /// Serves an INSPECT of an observer.
   void onInspect(const std::shared_ptr<Link>& link, Frame frame);
   /// Runs `handle`, and answers with the error that it throws.
@@ -322,7 +366,7 @@ class Agent final : public Messenger {
   void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
   void attemptCall(const RepeatedCalls::CallPtr& call);
   /// Passes a request to its handler, unless the same request has arrived before.
-  void handle(const Served& served, Request request, const Responder& responder);
+  void handle(const Served& served, Request&& request, const Responder& responder);
   /// Returns the entry of a request in a thread record.
   ServedCall servedCall(const Request& request, const Origin& origin, TimePoint arrived) const;
   /// Sends a request whose call is in the call table, with the injected faults.
@@ -345,6 +389,7 @@ class Agent final : public Messenger {
   std::function<bool(WorkerId)> is_reader_;
   CallObserver* observer_ = nullptr;  ///< null: no observer
   // Thread-safe:
+  const std::shared_ptr<CallGate> gate_ = std::make_shared<CallGate>();
   UnansweredCalls unanswered_;
   CancelledCalls cancelled_;
   Activity activity_;
@@ -356,10 +401,13 @@ class Agent final : public Messenger {
   RepeatedCalls repeated_;
   KeyedCalls keyed_;
   const std::shared_ptr<Executor> pool_;
+  const std::shared_ptr<LentThreads> lent_threads_ = std::make_shared<LentThreads>();
   Strand strand_;
   Membership membership_;
   std::atomic<bool> closing_{false};
+  std::atomic<bool> is_peer_ending_{false};
   std::atomic<bool> leaving_{false};
+  std::atomic<int> ending_thread_{0};  ///< the system's id of the thread of refuseOwnCalls(); 0 before that
   std::atomic<uint64_t> late_replies_{0};
   std::atomic<uint64_t> foreign_replies_{0};
   std::atomic<uint64_t> malformed_{0};

@@ -206,12 +206,14 @@ void Announcer::repeat(const std::string& record, const std::vector<WorkerId>& m
 }
 
 void Announcer::check(const WorkerRecord& record, const Request& request) {
+  const Peer sender{request.from, request.incarnation, request.is_from_member};
+  if (options_.is_direct) return sender.requireOwn(record, agent_.self().name);
   const bool is_own = record.info == request.from && record.incarnation == request.incarnation;
   auto& directory = agent_.directory();
   const auto known = directory.find(record.info.id);
   const auto named = directory.info(record.info.name);
   const bool is_another = (known && known->info != record.info) || (named && *named != record.info);
-  const bool is_allowed = is_own || (!options_.is_direct && !is_another && record.info != agent_.self());
+  const bool is_allowed = is_own || (!is_another && record.info != agent_.self());
   if (is_allowed) return;
   throw Error(ErrorCode::kProtocol, "the record of another worker", request.from.name);
 }

@@ -39,7 +39,8 @@ class Announcer {
 
  private:
   class Broadcast;
-  /// Throws Error(kProtocol) if the sender of that request may not announce that worker.
+  /// Throws Error(kProtocol), or kNotAllowed where workers prove their names, if the sender of that request may not
+  /// announce that worker.
   void check(const WorkerRecord& record, const Request& request);
   /// Sends the announcement along the tree of these members; calls `done` once.
   void spread(const std::string& record, const std::vector<WorkerId>& members, Done done);

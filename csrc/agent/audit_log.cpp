@@ -15,6 +15,7 @@
 #include "base/os/threads.h"
 #include "base/sync/waiter.h"
 #include "base/utc.h"
+#include "base/utf8.h"
 
 namespace torchrpc {
 
@@ -22,6 +23,9 @@ namespace {
 
 constexpr size_t kMaxReasonBytes = 500;
 constexpr size_t kMaxNameBytes = 500;
+constexpr auto kRefusalSpan = std::chrono::seconds(1);
+// Further callers are counted together: without identities, a flood may come under any number of names.
+constexpr size_t kMaxRefusedCallers = 64;
 
 /// Appends a JSON string. Bytes that are not ASCII are written unchanged if they are valid UTF-8, else as "?", so that
 /// a peer's text cannot make the line unreadable.
@@ -36,26 +40,11 @@ void putText(std::string& out, std::string_view text) {
       out += "\\n";
     } else if (byte < 0x20 || byte == 0x7f) {
       out += "\\u00", out += kHex[byte >> 4], out += kHex[byte & 15];
-    } else if (byte < 0x80) {
-      out += text[i];
+    } else if (const auto size = utf8Size(text.substr(i)); size == 0) {
+      out += '?';
     } else {
-      const size_t more = byte >= 0xf0 && byte < 0xf5 ? 3
-          : byte >= 0xe0 && byte < 0xf0               ? 2
-          : byte >= 0xc2 && byte < 0xe0               ? 1
-                                                      : 0;
-      const auto rest = text.substr(i + 1, more);
-      const auto follows = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };
-      const bool surrogate_or_overlong = !rest.empty() &&
-          ((byte == 0xe0 && static_cast<unsigned char>(rest[0]) < 0xa0) ||
-           (byte == 0xed && static_cast<unsigned char>(rest[0]) >= 0xa0) ||
-           (byte == 0xf0 && static_cast<unsigned char>(rest[0]) < 0x90) ||
-           (byte == 0xf4 && static_cast<unsigned char>(rest[0]) >= 0x90));
-      if (more == 0 || rest.size() != more || !std::ranges::all_of(rest, follows) || surrogate_or_overlong) {
-        out += '?';
-      } else {
-        out += text[i], out += rest;
-        i += more;
-      }
+      out += text.substr(i, size);
+      i += size - 1;
     }
   }
   out += '"';
@@ -108,6 +97,14 @@ std::string AuditEvent::toJson(const std::string& worker) const {
   putField(line, "caller", caller);
   putField(line, "action", action);
   if (!function.empty()) putField(line, "function", std::string_view(function).substr(0, kMaxNameBytes));
+  if (!also_ran.empty()) {
+    line += ", \"also_ran\": [";
+    for (size_t i = 0; i < also_ran.size(); ++i) {
+      if (i > 0) line += ", ";
+      putText(line, std::string_view(also_ran[i]).substr(0, kMaxNameBytes));
+    }
+    line += ']';
+  }
   putField(line, "outcome", nameOf(outcome));
   if (!error.empty()) {
     putField(line, "error", error);
@@ -137,6 +134,12 @@ AuditedCall::AuditedCall(std::string caller, Kind kind, uint64_t request_bytes)
 void AuditedCall::setFunction(std::string name) {
   MutexLock lock(mutex_);
   event_.function = std::move(name);
+}
+
+void AuditedCall::addRan(const std::string& name) {
+  MutexLock lock(mutex_);
+  auto& names = event_.also_ran;
+  if (names.size() < kMaxAlsoRan && std::ranges::find(names, name) == names.end()) names.push_back(name);
 }
 
 std::string AuditedCall::function() {
@@ -178,7 +181,40 @@ AuditQueue::AuditQueue(std::string worker, Sink sink)
   thread_.post([] { os::setThreadName("torchrpc-audit"); });
 }
 
+bool AuditQueue::admitsRefusal(const std::string& caller) {
+  MutexLock lock(mutex_);
+  const auto known = refusals_.find(caller);
+  auto& count = known != refusals_.end()      ? known->second
+      : refusals_.size() < kMaxRefusedCallers ? refusals_[caller]
+                                              : refusals_["others"];
+  if (++count <= kMaxRefusals) return true;
+  has_left_out_ = true;
+  return false;
+}
+
+void AuditQueue::reportLeftOut() {
+  std::map<std::string, uint64_t> refusals;
+  {
+    MutexLock lock(mutex_);
+    second_ends_ = std::chrono::steady_clock::now() + kRefusalSpan;
+    has_left_out_ = false;
+    refusals.swap(refusals_);
+  }
+  for (const auto& [caller, count] : refusals) {
+    if (count <= kMaxRefusals) continue;
+    std::string line = "{\"time\": ";
+    putText(line, utc(std::chrono::system_clock::now()));
+    putField(line, "worker", worker_);
+    putField(line, "caller", caller);
+    putField(line, "left_out_refusals", count - kMaxRefusals);
+    thread_.post([this, line = std::move(line)] { write(line + "}"); });
+  }
+}
+
 void AuditQueue::record(AuditEvent event) {
+  const bool is_refusal = event.outcome == AuditEvent::Outcome::kRefused;
+  if ((is_refusal || has_left_out_) && std::chrono::steady_clock::now() >= second_ends_.load()) reportLeftOut();
+  if (is_refusal && !admitsRefusal(event.caller)) return;
   const bool has_room = waiting_.fetch_add(1) < kMaxLines;
   const bool is_posted = has_room && thread_.post([this, event = std::move(event)] {
     --waiting_;
@@ -204,6 +240,7 @@ void AuditQueue::reportDropped() {
 }
 
 void AuditQueue::flush(std::chrono::nanoseconds timeout) {
+  reportLeftOut();
   const auto is_written = std::make_shared<Waiter<bool>>();
   if (thread_.post([is_written] { is_written->set(true); })) is_written->waitFor(timeout);
 }

@@ -1,15 +1,17 @@
 #pragma once
 
-// The audit log of a worker: one event for each call that it has served for another worker, and for each call that it
-// has refused. Without a log nothing is recorded. Threads: any.
+// The audit log of a worker: one event for each call that it has served for another worker, and for each call,
+// connection and malformed message that it has refused. Without a log nothing is recorded. Threads: any.
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/executor/task_thread.h"
@@ -19,6 +21,9 @@
 
 namespace torchrpc {
 
+/// A peer that has proved no name, in the log, by the name that it claims.
+inline std::string unprovedName(const std::string& claimed) { return "unproved: " + claimed; }
+
 struct AuditEvent {
   enum class Outcome : uint8_t {
     kOk,
@@ -27,9 +32,10 @@ struct AuditEvent {
   };
 
   std::chrono::system_clock::time_point time{};  ///< when the request arrived
-  std::string caller{};                          ///< the worker's name, as in its HELLO
-  std::string action{};                          ///< "call", "remote", "fetch", another request's kind, or "connect"
-  std::string function{};                        ///< the function that the call names; empty if it was not read
+  std::string caller{};                          ///< the name that it has proved, or unprovedName() of its claim
+  std::string action{};    ///< "call", "remote", "fetch", another message's kind, "connect", or "disconnect"
+  std::string function{};  ///< the function that the call names; empty if it was not read
+  std::vector<std::string> also_ran{};  ///< functions and classes that ran while the arguments were read
   Outcome outcome = Outcome::kOk;
   std::string error{};   ///< the name of the error's code; empty: no error
   std::string reason{};  ///< the first part of the error's text
@@ -63,6 +69,10 @@ class AuditedCall {
   AuditedCall(std::string caller, Kind kind, uint64_t request_bytes);
 
   void setFunction(std::string name);
+  /// Adds a function or a class that has run while the arguments of the call were read. Each name counts once, and at
+  /// most kMaxAlsoRan of them.
+  void addRan(const std::string& name);
+  static constexpr size_t kMaxAlsoRan = 100;
   /// The name that setFunction() has set.
   std::string function();
   /// Sets the key and the attempt of a call that may be repeated.
@@ -82,10 +92,13 @@ class AuditedCall {
 };
 
 /// Passes each event, as a line of JSON, to a sink, which may be slow, on a thread of its own. At most kMaxLines lines
-/// wait. Later events are dropped and counted; a line behind the waiting ones reports how many were dropped.
+/// wait. Later events are dropped and counted; a line behind the waiting ones reports how many were dropped. In a
+/// second, at most kMaxRefusals refusals of one caller have lines, so that a flood of them does not fill the disk; a
+/// line reports how many were left out, with the first event after that second, or at the end.
 class AuditQueue : public AuditLog {
  public:
   static constexpr size_t kMaxLines = 8192;
+  static constexpr uint64_t kMaxRefusals = 100;
   /// Returns false if the line was not written, which is logged once.
   using Sink = std::function<bool(const std::string& line)>;
 
@@ -102,10 +115,17 @@ class AuditQueue : public AuditLog {
 
  protected:
   /// Writes the waiting lines, then ends the thread.
-  void stop() { thread_.stop(); }
+  void stop() {
+    reportLeftOut();
+    thread_.stop();
+  }
 
  private:
   void reportDropped();
+  /// Whether a refusal of this caller has a line. Else it is counted.
+  bool admitsRefusal(const std::string& caller);
+  /// Ends the current second: counts begin anew, and a line reports each caller of whom refusals were left out.
+  void reportLeftOut();
   void write(const std::string& line);
 
   // Constant after construction.
@@ -115,6 +135,10 @@ class AuditQueue : public AuditLog {
   std::atomic<size_t> waiting_{0};
   std::atomic<uint64_t> dropped_{0};
   std::atomic<bool> is_report_posted_{false};
+  std::atomic<std::chrono::steady_clock::time_point> second_ends_{};  ///< written with the mutex
+  std::atomic<bool> has_left_out_{false};                             ///< written with the mutex
+  Mutex mutex_;
+  std::map<std::string, uint64_t> refusals_ TORCHRPC_GUARDED_BY(mutex_);  ///< of each caller, in the current second
   uint64_t reported_ = 0;  ///< how many of the dropped events were reported; used by the thread only
   TaskThread thread_;      ///< declared last: it ends before the members that its tasks use
 };

@@ -31,7 +31,9 @@ bool CallTable::add(CallId id, Call& call, bool& needs_timer) {
   needs_timer = deadline < timer_at_;
   if (needs_timer) timer_at_ = deadline;
   bytes_ += call.bytes;
+  call.id = id;
   calls_.emplace(id, std::move(call));
+  updateCapacity();
   if (deadline != kNever) addDeadline(deadline, id);
   return true;
 }
@@ -52,11 +54,10 @@ std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
 }
 
 CallTable::Call CallTable::takeAt(Calls::iterator it) {
-  const bool was_full = !hasCapacity();
   auto call = std::move(it->second);
   calls_.erase(it);
   bytes_ -= call.bytes;
-  if (was_full && hasCapacity()) capacity_freed_.notify_all();
+  if (updateCapacity()) capacity_freed_.notify_all();
   return call;
 }
 
@@ -69,8 +70,7 @@ std::optional<CallTable::Call> CallTable::takeFor(CallId id, WorkerId from, uint
   MutexLock lock(mutex_);
   const auto it = calls_.find(id);
   if (it == calls_.end()) return std::nullopt;
-  const auto& call = it->second;
-  is_foreign = call.to != from || call.link == 0 || call.incarnation != incarnation;
+  is_foreign = !isFrom(it->second, from, incarnation);
   if (is_foreign) return std::nullopt;
   return takeAt(it);
 }
@@ -78,6 +78,12 @@ std::optional<CallTable::Call> CallTable::takeFor(CallId id, WorkerId from, uint
 bool CallTable::contains(CallId id) const {
   MutexLock lock(mutex_);
   return calls_.contains(id);
+}
+
+bool CallTable::awaits(CallId id, WorkerId from, uint64_t incarnation) const {
+  MutexLock lock(mutex_);
+  const auto it = calls_.find(id);
+  return it != calls_.end() && isFrom(it->second, from, incarnation);
 }
 
 std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
@@ -89,6 +95,15 @@ std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
   std::vector<Call> out;
   for (auto id : ids) out.push_back(*takeLocked(id));
   return out;
+}
+
+std::vector<CallId> CallTable::madeFor(const ServedId& served) const {
+  std::vector<CallId> ids;
+  MutexLock lock(mutex_);
+  for (const auto& [id, call] : calls_) {
+    if (call.made_for == served) ids.push_back(id);
+  }
+  return ids;
 }
 
 std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& next) {
@@ -110,14 +125,15 @@ std::vector<CallTable::Call> CallTable::close() {
   for (auto& [id, call] : calls_) out.push_back(std::move(call));
   calls_.clear();
   deadlines_.clear();
+  updateCapacity();
   capacity_freed_.notify_all();
   return out;
 }
 
 bool CallTable::waitForCapacity(Duration timeout) {
+  if (!is_full_.load(std::memory_order_relaxed)) return true;
   MutexLock lock(mutex_);
-  const auto has_capacity = [this]() TORCHRPC_REQUIRES(mutex_) { return hasCapacity(); };
-  return hasCapacity() || capacity_freed_.wait_for(lock, timeout, has_capacity);
+  return capacity_freed_.wait_for(lock, timeout, [this] { return !is_full_.load(std::memory_order_relaxed); });
 }
 
 void CallTable::addOutstanding(std::set<WorkerId>& workers) const {

@@ -16,8 +16,9 @@
 
 namespace torchrpc {
 
-/// The outcome of one attempt of a call that may be repeated.
+/// One attempt of a call that may be repeated, and its outcome.
 struct Attempt {
+  Duration timeout{};        ///< that of the call; the attempt has what is left of it
   bool is_answered = false;  ///< by the callee, perhaps with an error
   bool is_refused = false;   ///< the callee has answered that it has not begun the call, because it ends
   uint64_t sent_to = 0;      ///< the incarnation of the callee that the attempt may have reached; 0: none
@@ -26,6 +27,7 @@ struct Attempt {
 class CallTable {
  public:
   struct Call {
+    CallId id = 0;  ///< set by add()
     WorkerId to = kNoWorker;
     uint64_t link = 0;         ///< over which the request was sent; 0: not sent yet, or sent to this worker itself
     uint64_t incarnation = 0;  ///< of the worker at the other end of that link
@@ -33,6 +35,7 @@ class CallTable {
     TimePoint deadline = kNever;
     TimePoint since{};  ///< when the call was made
     int thread = 0;     ///< the thread that made the call
+    ServedId made_for;  ///< the call that this thread served; its call is 0 if there was none
     Kind kind{};
     size_t bytes = 0;     ///< of the request, roughly
     ActivityToken token;  ///< the call counts as under way until its handler is destroyed
@@ -57,8 +60,12 @@ class CallTable {
   /// the call has not been sent to that worker.
   std::optional<Call> takeFor(CallId id, WorkerId from, uint64_t incarnation, bool& is_foreign);
   bool contains(CallId id) const;
+  /// Whether takeFor() would take a call.
+  bool awaits(CallId id, WorkerId from, uint64_t incarnation) const;
   /// Takes the calls whose requests were sent over a link.
   std::vector<Call> takeLink(uint64_t link);
+  /// The ids of the calls that were made while that call was served.
+  std::vector<CallId> madeFor(const ServedId& served) const;
   /// Takes the calls whose deadline has passed. Sets `next` to the time at which it must be called again, or to kNever
   /// if no timer has to be set now.
   std::vector<Call> takeExpired(TimePoint now, TimePoint& next);
@@ -98,11 +105,19 @@ class CallTable {
   Calls calls_ TORCHRPC_GUARDED_BY(mutex_);
   /// A heap with the earliest deadline first. It keeps the deadlines of calls that have ended.
   std::vector<std::pair<TimePoint, CallId>> deadlines_ TORCHRPC_GUARDED_BY(mutex_);
-  size_t bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;             ///< of all calls
+  size_t bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of all calls
+  std::atomic<bool> is_full_{false};  ///< written with the mutex; a caller that finds it false does not take the mutex
   TimePoint timer_at_ TORCHRPC_GUARDED_BY(mutex_) = kNever;  ///< when takeExpired() will be called
 
-  bool hasCapacity() const TORCHRPC_REQUIRES(mutex_) {
-    return closed_ || (calls_.size() < kMaxCalls && bytes_ < kMaxBytes);
+  /// To be called after each change of the calls. Returns whether the table has had no capacity before and has now.
+  bool updateCapacity() TORCHRPC_REQUIRES(mutex_) {
+    const bool is_full = !closed_ && (calls_.size() >= kMaxCalls || bytes_ >= kMaxBytes);
+    const bool was_full = is_full_.load(std::memory_order_relaxed);
+    if (is_full != was_full) is_full_.store(is_full, std::memory_order_relaxed);
+    return was_full && !is_full;
+  }
+  static bool isFrom(const Call& call, WorkerId from, uint64_t incarnation) {
+    return call.to == from && call.link != 0 && call.incarnation == incarnation;
   }
   std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
   Call takeAt(Calls::iterator it) TORCHRPC_REQUIRES(mutex_);

@@ -45,15 +45,13 @@ void CancelledCalls::loseLink(uint64_t link) {
   callAll(handlers);
 }
 
-void CancelledCalls::onCancelled(ServedId id, Handler handler) {
-  if (id.call == 0) return;
-  {
-    MutexLock lock(mutex_);
-    auto& entry = entries_[id];
-    updateSize();
-    if (!entry.is_cancelled) return entry.handlers.push_back(std::move(handler));
-  }
-  handler();
+bool CancelledCalls::onCancelled(ServedId id, Handler handler) {
+  if (id.call == 0) return true;
+  MutexLock lock(mutex_);
+  auto& entry = entries_[id];
+  updateSize();
+  if (!entry.is_cancelled) entry.handlers.push_back(std::move(handler));
+  return !entry.is_cancelled;
 }
 
 bool CancelledCalls::isCancelled(ServedId id) const {

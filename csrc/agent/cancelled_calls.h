@@ -6,23 +6,14 @@
 // Threads: any. Handlers are called under no lock, often on the loop.
 
 #include <atomic>
-#include <compare>
 #include <functional>
 #include <map>
 #include <vector>
 
-#include "base/ids.h"
+#include "agent/current_call.h"
 #include "base/sync/mutex.h"
 
 namespace torchrpc {
-
-/// A request that this worker serves.
-struct ServedId {
-  uint64_t link = 0;  ///< over which the request has arrived; 0: sent by this worker itself
-  CallId call = 0;    ///< 0: a request that cannot be cancelled
-
-  friend auto operator<=>(const ServedId&, const ServedId&) = default;
-};
 
 class CancelledCalls {
  public:
@@ -34,8 +25,9 @@ class CancelledCalls {
   void cancel(ServedId id);
   /// Calls the handlers of the calls that have arrived over a link that has ended, and removes their entries.
   void loseLink(uint64_t link);
-  /// Calls `handler` if the call is cancelled before it is answered; at once, if it is cancelled already.
-  void onCancelled(ServedId id, Handler handler);
+  /// Has `handler` called if the call is cancelled before it is answered. Returns false, and does not call it, if the
+  /// call is cancelled already.
+  bool onCancelled(ServedId id, Handler handler);
   bool isCancelled(ServedId id) const;
   /// Removes the entry of a call that has been answered.
   void onAnswered(ServedId id);

@@ -8,11 +8,24 @@
 
 namespace torchrpc {
 
+namespace {
+/// Requests that are sent until they are answered are small. A larger one counts as other requests do.
+constexpr uint64_t kMaxUncountedBytes = 1 << 20;
+
+/// The error for a worker whose record has another role than the worker has proved.
+Error falseRole(const WorkerInfo& peer) {
+  return {
+      ErrorCode::kProtocol, toString(peer) + " says in its record that it is a member, but has proved to be a client",
+      peer.name};
+}
+}  // namespace
+
 // --- Link ---
 
 Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnation)
     : pool_(pool),
       id_(id),
+      is_inbound_(peer.id == kNoWorker),
       peer_(std::move(peer)),
       incarnation_(incarnation),
       started_calls_(pool.options_.max_queued_bytes, pool.senders_),
@@ -140,6 +153,7 @@ bool Link::consumeActivity() {
 }
 
 void Link::onFrame(Frame frame) {
+  if (is_refused_) return;
   if (peer_.id != kNoWorker) {
     if (!frame_arrived_.load(std::memory_order_relaxed)) {
       frame_arrived_.store(true, std::memory_order_relaxed);
@@ -154,7 +168,7 @@ void Link::onFrame(Frame frame) {
   } catch (const Error& e) {
     static LogOnce once;
     once.log(LogLevel::kWarning, "a connection was refused: " + e.text());
-    pool_.recordRefusal(e.worker(), e);
+    pool_.recordRefusal(e.worker().empty() ? nameForAudit() : nameForAudit(e.worker()), e);
     close(e);
   }
 }
@@ -165,15 +179,88 @@ void Link::checkIdentity(const WorkerInfo& peer) const {
         ErrorCode::kProtocol, identity_->name + " has the role observer only: it may look at workers, but be none",
         identity_->name);
   }
-  if (!identity_ || identity_->name == peer.name) return;
-  throw Error(
-      ErrorCode::kProtocol, "it says it is " + toString(peer) + ", but has proved to be worker " + identity_->name);
+  if (identity_ && identity_->name != peer.name) {
+    throw Error(
+        ErrorCode::kProtocol, "it says it is " + toString(peer) + ", but has proved to be worker " + identity_->name);
+  }
+  // Its connection was counted under the name of the handshake.
+  if (!claimed_name_.empty() && claimed_name_ != peer.name) {
+    throw Error(
+        ErrorCode::kProtocol,
+        "it says it is " + toString(peer) + ", but has said in the handshake that it is worker " + claimed_name_);
+  }
+}
+
+void Link::sendPong() {
+  if (is_pong_queued_.exchange(true)) return;
+  send(encodeFrame({.kind = Kind::kPong}), [self = shared_from_this()](const Status&) {
+    self->is_pong_queued_ = false;
+  });
+}
+
+void Link::onIdentity(const PeerIdentity& identity) {
+  identity_ = identity;
+  if (peer_.id == kNoWorker) {
+    countConnection(identity.name);
+    return;
+  }
+  const auto record = pool_.directory_.find(peer_.id);
+  if (!record || !record->is_member || identity.isMember()) return;
+  is_refused_ = true;
+  close(falseRole(peer_));
+}
+
+void Link::onClaimedName(const std::string& name) {
+  claimed_name_ = name;
+  countConnection(name);
+}
+
+// Counted before HELLO, because a peer may send PING and INSPECT without it.
+void Link::countConnection(const std::string& name) {
+  try {
+    if (pool_.options_.quotas) pool_.takeQuota(*this, name);
+  } catch (const Error& error) {
+    is_refused_ = true;
+    pool_.recordRefusal(nameForAudit(name), error);
+    close(error);
+  }
+}
+
+Status Link::onAnnounced(std::string_view head_begin, uint64_t bytes) {
+  if (is_refused_) return Error(ErrorCode::kProtocol, "the connection is refused");
+  const auto info = peekFrame(head_begin);
+  if (peer_.id == kNoWorker) {
+    is_refused_ = true;
+    Error error(
+        ErrorCode::kProtocol, "it began with a message of " + std::to_string(bytes) + " bytes, and not with HELLO");
+    cutOff(error);
+    return error;
+  }
+  if (!usage_) return std::nullopt;
+  if (refusal_) return refusal_;
+  // Replies are for calls of this worker, which does not count them. Members send their reliable requests until they
+  // are answered, so a small one is not refused.
+  if (info && roleOf(info->kind) == Role::kReply && pool_.events_.is_awaited(info->call, *this)) return std::nullopt;
+  if (info && isReliable(info->kind) && isMember() && bytes <= kMaxUncountedBytes) return std::nullopt;
+  try {
+    announced_token_ = usage_->takeBytes(bytes);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+void Link::cutOff(const Error& reason) {
+  const auto name = nameForAudit();
+  log(LogLevel::kWarning, "the connection of " + name + " is closed: " + reason.text());
+  pool_.recordRefusal(name, reason, "disconnect");
+  close(reason);
 }
 
 void Link::onFirstFrame(Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) {
-    send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
+    sendPong();
   } else if (info && info->kind == Kind::kInspect) {
     pool_.events_.on_inspect(shared_from_this(), std::move(frame));
   } else {
@@ -183,6 +270,7 @@ void Link::onFirstFrame(Frame frame) {
 
 void Link::onClosed(const Error& ended) {
   Error reason = ended;
+  bool has_broken_rules = false;  // of the transport's protocol, or limits
   std::deque<Waiting> waiting;
   std::shared_ptr<Connection> connection;
   CallerUsage::Token token;
@@ -190,11 +278,15 @@ void Link::onClosed(const Error& ended) {
     MutexLock lock(mutex_);
     if (closed_) return;
     if (close_reason_) reason = *close_reason_;
+    has_broken_rules = is_inbound_ && !close_reason_ &&
+        (ended.code() == ErrorCode::kProtocol || ended.code() == ErrorCode::kFrameTooLarge);
     token.swap(connection_token_);
     closed_ = reason;
     waiting.swap(waiting_);
     connection.swap(connection_);
   }
+  announced_token_.reset();
+  if (has_broken_rules) pool_.recordRefusal(nameForAudit(), ended, "disconnect");
   for (auto& each : waiting) each.done(reason);
   for (auto& each : request_window_.close()) each.done(reason);
   reply_queue_.close();
@@ -208,6 +300,10 @@ ConnectionPool::ConnectionPool(
     : transport_(transport), directory_(directory), options_(options), events_(std::move(events)) {}
 
 std::string ConnectionPool::listen() {
+  if (options_.audit_log) {
+    transport_.onRefused(
+        [this](const std::string& peer, const Error& reason) { recordRefusal(unprovedName(peer), reason); });
+  }
   return transport_.listen([this](const std::shared_ptr<Connection>& connection) {
     auto link = std::make_shared<Link>(*this, next_link_++);
     link->attach(connection);
@@ -225,6 +321,13 @@ std::string ConnectionPool::hello() const {
   return payload;
 }
 
+// Note [Workers that are not known yet]
+// A worker that joins a group that grows calls the members before they know it, and a worker that was started again
+// may call before its announcement has arrived. Such a worker claims its id and its incarnation, and in a group without
+// identities its name, so HELLO gives it no rights: this node answers its requests, but sends no request to it. Only
+// when the worker has been admitted, and the directory has its record, does this node send over a link with the name,
+// the id and the incarnation in the record. All other links with that id are closed then. So a peer that claims the id
+// of a worker that will join later, or any incarnation, neither gets the calls for that worker nor keeps it out.
 void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const auto message = decodeFrame(std::move(frame));
   if (message.kind != Kind::kHello) throw Error(ErrorCode::kProtocol, "it did not begin with HELLO");
@@ -244,37 +347,66 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const auto known = directory_.find(peer.id);
   const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
   const bool is_restarted = known && known->info == peer && known->incarnation < incarnation;
+  // State that belongs to an id outlives the connection, so ids are bounded in a group that grows, too.
+  const auto places = options_.world_size > 0 ? options_.world_size : kMaxWorldSize;
+  if (peer.id >= places) {
+    throw Error(
+        ErrorCode::kProtocol,
+        "it says it is " + toString(peer) + ", but " + (options_.world_size > 0 ? "the" : "a growing") +
+            " group has at most " + std::to_string(places) + " workers",
+        peer.name);
+  }
   if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
     throw Error(
         ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker",
         peer.name);
   }
   link.checkIdentity(peer);
+  if (known && !is_restarted && known->is_member && !link.isMember()) throw falseRole(peer);
   // A worker that was started again under another id may have the same name, unless the worker that had the name is
-  // still connected.
-  const auto namesake = directory_.info(peer.name);
-  if (namesake && namesake->id != peer.id && hasLink(namesake->id)) {
+  // still connected. This also bounds what one worker may use here: limits count by its name or by its id.
+  for (const auto& other : allLinks()) {
+    const auto& namesake = other->peer();
+    if (namesake.name != peer.name || namesake.id == peer.id || other->isClosed()) continue;
+    // A worker that has left may join again before its earlier connection ends. This node sends to known workers only.
+    if (hasLink(namesake.id) && directory_.info(peer.name) != namesake) continue;
     throw Error(
-        ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(*namesake));
+        ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(namesake));
   }
   link.incarnation_ = incarnation;
-  if (!known || is_restarted) events_.on_new_incarnation(peer, incarnation);
+  if (is_restarted) events_.on_new_incarnation({peer, incarnation, link.isMember()});
   // Done before the link has a peer, because the end of a link that is refused here must not count as the loss of that
   // worker.
-  if (options_.quotas) takeQuota(link, peer);
+  if (options_.quotas) takeQuota(link, peer.name);
   link.peer_ = peer;
+  {
+    MutexLock lock(mutex_);
+    all_links_.emplace(link.id(), link.weak_from_this());
+  }
+  // The worker may have been admitted since it was looked up: replaceLinks() finds the link, or this finds the record.
+  const auto admitted = directory_.find(peer.id);
+  if (!admitted) return;
+  if (admitted->info != peer || admitted->incarnation > incarnation) {
+    link.is_replaced_ = true;
+    throw Error(ErrorCode::kProtocol, toString(admitted->info) + " has joined meanwhile", peer.name);
+  }
+  use(link.shared_from_this());
+}
+
+void ConnectionPool::use(const std::shared_ptr<Link>& link) {
   std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
-  all_links_.emplace(link.id(), link.weak_from_this());
+  if (!all_links_.contains(link->id())) return;  // it has ended
   // A second connection of the same incarnation does not replace the one over which this node sends.
-  auto& used = links_[peer.id];
-  if (!used || used->incarnation() < incarnation) replaced = std::exchange(used, link.shared_from_this());
+  auto& used = links_[link->peer().id];
+  if (!used || used->incarnation() < link->incarnation()) replaced = std::exchange(used, link);
 }
 
 // The first connection beyond the quota stays open, and each request over it is answered with the error, so that the
 // peer learns the reason. Further connections are closed at once.
-void ConnectionPool::takeQuota(Link& link, const WorkerInfo& peer) {
-  link.usage_ = options_.quotas->usageOf(peer.name);
+void ConnectionPool::takeQuota(Link& link, const std::string& peer) {
+  if (std::exchange(link.is_counted_, true)) return;
+  link.usage_ = options_.quotas->usageOf(peer);
   if (!link.usage_) return;
   CallerUsage::Token token;
   try {
@@ -282,28 +414,32 @@ void ConnectionPool::takeQuota(Link& link, const WorkerInfo& peer) {
   } catch (const Error& error) {
     token = link.usage_->takeRefusedConnection();
     link.refusal_ = error;
-    recordRefusal(peer.name, error);
+    recordRefusal(link.nameForAudit(peer), error);
   }
   MutexLock lock(link.mutex_);
   link.connection_token_.swap(token);
 }
 
-void ConnectionPool::recordRefusal(const std::string& peer, const Error& reason) {
+void ConnectionPool::recordRefusal(const std::string& peer, const Error& reason, std::string_view action) const {
   if (!options_.audit_log) return;
   options_.audit_log->record(
       {.time = std::chrono::system_clock::now(),
        .caller = peer,
-       .action = "connect",
+       .action = std::string(action),
        .outcome = AuditEvent::Outcome::kRefused,
        .error = std::string(name(reason.code())),
        .reason = reason.text()});
 }
 
-void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {
+void ConnectionPool::replaceLinks(const WorkerInfo& worker, uint64_t incarnation, const Error& reason) {
   for (const auto& link : allLinks()) {
-    if (link->peer() != peer.info || link->incarnation() != peer.incarnation) continue;
-    link->is_replaced_ = true;
-    link->close(reason);
+    if (link->peer().id != worker.id) continue;
+    if (link->peer() == worker && link->incarnation() == incarnation) {
+      use(link);
+    } else {
+      link->is_replaced_ = true;
+      link->close(reason);
+    }
   }
 }
 

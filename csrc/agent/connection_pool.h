@@ -10,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "agent/audit_log.h"
@@ -45,6 +47,16 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// The name that the peer has proved; empty: none.
   std::string provedName() const { return identity_ ? identity_->name : ""; }
 
+  /// The peer in the audit log: the name that it has proved; without one, unprovedName() of the name that it claims.
+  std::string nameForAudit(const std::string& claimed) const {
+    return identity_ ? identity_->name : unprovedName(claimed);
+  }
+
+  /// The peer in the audit log, by the name that it has proved or, without a proof, claimed last.
+  std::string nameForAudit() const { return nameForAudit(peer_.name.empty() ? claimed_name_ : peer_.name); }
+
+  /// Answers a PING. One PONG answers all PINGs that arrive before it has been written.
+  void sendPong();
   /// As Connection::send. Thread-safe.
   void send(Frame frame, std::function<void(Status)> done);
   /// The same for a call, which may be held back: see Note [Flow control].
@@ -65,8 +77,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Calls that are held back.
   size_t heldCount() const { return request_window_.heldCount(); }
 
-  /// Whether closeAll() has closed this link, because a later incarnation of the peer has joined. Messages of this link
-  /// do not count any more.
+  /// Whether replaceLinks() has closed this link, because a later incarnation of the peer, or another worker with its
+  /// id, has joined. Messages of this link do not count any more.
   bool isReplaced() const { return is_replaced_.load(std::memory_order_relaxed); }
   /// Closes the connection; its end is then reported with this reason. Thread-safe.
   void close(Error reason);
@@ -94,7 +106,14 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// As Connection::describe(); empty while there is no connection.
   std::string describe();
 
-  void onIdentity(const PeerIdentity& identity) override { identity_ = identity; }
+  void onIdentity(const PeerIdentity& identity) override;
+  void onClaimedName(const std::string& name) override;
+  /// Charges the bytes to the quota of the peer, before they arrive.
+  Status onAnnounced(std::string_view head_begin, uint64_t bytes) override;
+  /// Returns the token of the bytes of the frame that has just arrived, if it was announced. On the loop.
+  CallerUsage::Token takeAnnouncedToken() { return std::exchange(announced_token_, nullptr); }
+  /// Closes the connection because of what the peer does, with a line in the log and in the audit log. Thread-safe.
+  void cutOff(const Error& reason);
   void onFrame(Frame frame) override;
   void onClosed(const Error& reason) override;
 
@@ -108,7 +127,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Sends the calls that need not be held back any more.
   void sendHeld();
   void sendAdmitted(RequestWindow::Call call);
-  /// Throws Error(kProtocol) if the peer has proved to be another worker than `peer`.
+  /// Counts this inbound link against the quota of the peer of that name, and closes it if it is over the quota.
+  void countConnection(const std::string& name);
+  /// Throws Error(kProtocol) if the peer has proved, or said in the handshake, that it is another worker than `peer`.
   void checkIdentity(const WorkerInfo& peer) const;
   /// Handles a frame that arrives before the peer is known: HELLO, the PING of anyAnswersPing(), or the INSPECT of an
   /// observer, which is no worker.
@@ -116,20 +137,27 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 
   ConnectionPool& pool_;
   const uint64_t id_;
+  const bool is_inbound_;
   // Set by HELLO, on the loop, before the link is published:
   WorkerInfo peer_;
   uint64_t incarnation_;
   std::shared_ptr<CallerUsage> usage_;
   Status refusal_;
-  // Set before the first frame, on the loop; empty if the transport proves no identity:
+  // Set before the first frame, on the loop; empty if the transport proves no identity, or knows no names:
   std::optional<PeerIdentity> identity_;
+  std::string claimed_name_;
+  // On the loop:
+  bool is_counted_ = false;  ///< against the quota of connections
+  CallerUsage::Token announced_token_;
   // Own synchronization:
   RequestWindow request_window_;
   StartedCalls started_calls_;
   ReplyQueueLimit reply_queue_;
   std::atomic<bool> frame_arrived_{false};  ///< since the last consumeActivity()
   std::atomic<bool> has_received_{false};   ///< a frame has ever arrived from the peer
+  bool is_refused_ = false;  ///< it is about to be closed: frames that arrive until then are not read. On the loop
   std::atomic<bool> is_replaced_{false};
+  std::atomic<bool> is_pong_queued_{false};
   std::atomic<int64_t> unanswered_{0};
   std::atomic<bool> requires_reader_{false};
   std::atomic<bool> is_goodbye_written_{false};
@@ -146,11 +174,12 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 class ConnectionPool {
  public:
   struct Events {
-    /// Called when a worker that the directory does not know, or a later incarnation than the directory knows, has
-    /// connected. Only HELLO has been read from it.
-    std::function<void(const WorkerInfo&, uint64_t incarnation)> on_new_incarnation;
+    /// Called when a later incarnation than the directory knows has connected. Only HELLO has been read from it.
+    std::function<void(const Peer&)> on_new_incarnation;
     /// Called with each frame of a worker other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
+    /// Whether this is the reply of that worker for which a call of this one waits.
+    std::function<bool(CallId, const Link&)> is_awaited;
     /// Called with an INSPECT over a link whose peer is no worker.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_inspect;
     /// Called when a link has ended: requests that were sent over it will not be answered.
@@ -161,6 +190,7 @@ class ConnectionPool {
 
   struct Options {
     uint64_t incarnation = 0;
+    int32_t world_size = 0;       ///< 0: the group grows
     size_t max_queued_bytes = 0;  ///< see Note [Flow control]
     Quotas* quotas = nullptr;     ///< of peers; null: none
     std::shared_ptr<AuditLog> audit_log{};
@@ -187,8 +217,10 @@ class ConnectionPool {
     size_t held_calls = 0;
   };
   Queued queued() const;
-  /// Closes all links, inbound ones included, to an incarnation of a worker that has been replaced. Thread-safe.
-  void closeAll(const WorkerRecord& peer, const Error& reason);
+  /// To be called when the directory has a new worker or a later incarnation of one. Closes all links, inbound ones
+  /// included, with that worker id and another name or incarnation. If a link of this incarnation is open, this node
+  /// sends over it from now on. Thread-safe.
+  void replaceLinks(const WorkerInfo& worker, uint64_t incarnation, const Error& reason);
   /// As Transport::afterReading().
   void afterReading(std::function<void()> done) { transport_.afterReading(std::move(done)); }
   /// Whether one of the workers' addresses answers a PING. Dials 32 addresses at a time, and waits for `timeout` at
@@ -197,14 +229,19 @@ class ConnectionPool {
 
   size_t size() const;
 
+  /// Records in the audit log that something of the peer of that name was refused: "connect", the kind of a message, or
+  /// "disconnect" if its connection is closed for that. Thread-safe.
+  void recordRefusal(const std::string& peer, const Error& reason, std::string_view action = "connect") const;
+
  private:
   friend class Link;
   std::string hello() const;
-  /// Reads the HELLO of an inbound link, over which this node may send from then on. Throws Error(kProtocol).
+  /// Reads the HELLO of an inbound link: see Note [Workers that are not known yet]. Throws Error(kProtocol).
   void acceptHello(Link& link, Frame frame);
-  /// Counts an inbound link against the quota of its peer.
-  void takeQuota(Link& link, const WorkerInfo& peer);
-  void recordRefusal(const std::string& peer, const Error& reason);
+  /// Lets this node send over the link, unless it sends over another one of the same incarnation.
+  void use(const std::shared_ptr<Link>& link);
+  /// Counts an inbound link against the quota of the peer of that name. Throws Error(kQuotaExceeded).
+  void takeQuota(Link& link, const std::string& peer);
   void remove(const Link& link, const Error& reason);
 
   Transport& transport_;

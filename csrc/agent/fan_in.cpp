@@ -50,6 +50,15 @@ std::chrono::milliseconds storeTimeout(Duration timeout) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::clamp(timeout, Duration::zero(), kLongest));
 }
 
+Error storeLostError(const std::string& self, const std::optional<StoreAddress>& served, const std::exception& cause) {
+  const auto server = served ? "Rank 0, which serves it at " + served->host + ":" + std::to_string(served->port) + ","
+                             : std::string("The process that serves it");
+  return {
+      ErrorCode::kRendezvous,
+      "the store through which the group of " + self + " meets does not answer: " + textOf(cause) + ". " + server +
+          " has ended or cannot be reached: start the group again, and let that process end last"};
+}
+
 FanIn::FanIn(StorePtr store, WorkerInfo self, int32_t world_size, StoreSeal seal)
     : store_(std::move(store)), self_(std::move(self)), world_size_(world_size), seal_(std::move(seal)) {}
 
@@ -167,9 +176,7 @@ bool FanIn::areSet(std::span<const Awaited> awaited) const {
   try {
     return store_->check(keys);
   } catch (const std::exception& e) {
-    throw Error(
-        ErrorCode::kRendezvous,
-        "the store through which the group of " + self_.name + " meets does not answer: " + textOf(e));
+    throw storeLostError(self_.name, served_, e);
   }
 }
 
@@ -191,13 +198,16 @@ Error FanIn::timedOut(const std::string& point, const Wait& wait, const std::vec
     ranks = ranksOf(missing(arrivals(everyone(), point)));
   } catch (const Error&) {  // the store has ended since
   }
+  const auto advice = wait.advice.empty()
+      ? std::string(
+            "Start the missing ranks, check that all workers were given the same world_size and address to meet "
+            "at, or allow more time. ") +
+          kAskDoctor
+      : wait.advice;
   return {
       wait.timeout_code,
       selfText() + " waited " + secondsText(wait.timeout) + " for the " + std::to_string(world_size_) +
-          " workers of its group to " + wait.purpose + "; missing: rank " + joinRanks(ranks) +
-          ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
-          "or allow more time. " +
-          kAskDoctor};
+          " workers of its group to " + wait.purpose + "; missing: rank " + joinRanks(ranks) + ". " + advice};
 }
 
 std::string FanIn::selfText() const { return self_.name + " (rank " + std::to_string(self_.id) + ")"; }

@@ -8,10 +8,12 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/store_seal.h"
@@ -27,6 +29,16 @@ namespace torchrpc {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
+/// Where rank 0 serves the store of its group.
+struct StoreAddress {
+  std::string host;
+  uint16_t port = 0;
+};
+
+/// The Error(kRendezvous) of the worker `self` whose request to the store has failed. `served` is empty if another
+/// process than rank 0 serves the store.
+Error storeLostError(const std::string& self, const std::optional<StoreAddress>& served, const std::exception& cause);
+
 /// Not thread-safe.
 class FanIn {
  public:
@@ -38,6 +50,8 @@ class FanIn {
     std::string purpose;  ///< for error texts, which say that this worker waits for the others "to <purpose>"
     ErrorCode timeout_code = ErrorCode::kTimeout;
     LostAmong lost{};  ///< called every half second; empty: no worker is ever lost
+    /// The last sentence of the error after the time-out, which says what to do; empty: to start the missing workers.
+    std::string advice{};
   };
 
   FanIn(StorePtr store, WorkerInfo self, int32_t world_size, StoreSeal seal = StoreSeal());
@@ -60,6 +74,8 @@ class FanIn {
   /// The key of the result of a point.
   static std::string resultKey(const std::string& point);
   void setStore(const StorePtr& store);
+  /// The address for the texts of errors.
+  void setServedAt(std::optional<StoreAddress> served) { served_ = std::move(served); }
 
   /// Blocks until these workers have arrived, or only lost ones are missing, which it returns. Logs once, after ten
   /// seconds, which workers are missing. A signal ends the wait, see interrupt.h. Throws Error: Wait::timeout_code
@@ -99,6 +115,7 @@ class FanIn {
   const WorkerInfo self_;
   const int32_t world_size_;
   StoreSeal seal_;
+  std::optional<StoreAddress> served_;
 };
 
 /// Converts a timeout for stores. They have no kNoLimit, so a month stands for it.

@@ -176,6 +176,7 @@ void StartedCalls::onAnswered(CallId id) {
 // --- ReplyQueueLimit ---
 
 void ReplyQueueLimit::onReplySent(size_t bytes) {
+  queued_replies_.fetch_sub(1);
   queued_bytes_.fetch_sub(bytes);
   if (has_deferred_.load()) resumeNext();
 }

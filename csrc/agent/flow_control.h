@@ -153,7 +153,10 @@ class ReplyQueueLimit {
 
   explicit ReplyQueueLimit(size_t max_queued_bytes) : max_queued_bytes_(max_queued_bytes) {}
 
-  void onReply(size_t bytes) { queued_bytes_.fetch_add(bytes); }
+  void onReply(size_t bytes) {
+    queued_bytes_.fetch_add(bytes);
+    queued_replies_.fetch_add(1);
+  }
   /// Called when a reply has been sent, or could not be sent. May resume deferred calls.
   void onReplySent(size_t bytes);
 
@@ -168,6 +171,9 @@ class ReplyQueueLimit {
   /// Drops the deferred calls, and defers no more.
   void close();
 
+  /// Whether more replies wait, of whatever size, than a caller can have outstanding requests. Then the caller does not
+  /// read them.
+  bool isOverrun() const { return queued_replies_.load() > kMaxReplies; }
   size_t queuedBytes() const { return queued_bytes_.load(); }
   size_t deferredCount() const;
 
@@ -175,11 +181,14 @@ class ReplyQueueLimit {
   void resumeNext();
   Resume takeNext();
 
+  static constexpr size_t kMaxReplies = 1 << 16;  // a multiple of the outstanding requests of a worker: see CallTable
+
   // Constant after construction.
   const size_t max_queued_bytes_;
 
   // Own synchronization.
   std::atomic<size_t> queued_bytes_{0};
+  std::atomic<size_t> queued_replies_{0};
   std::atomic<bool> has_deferred_{false};
 
   // Guarded by mutex_.

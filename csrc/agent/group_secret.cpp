@@ -138,17 +138,36 @@ bool hasGivenSecret(const std::string& secret, const std::string& identity) {
 // secret itself in the third. A worker verifies by the check that it has made the right secret.
 //
 // The key is in /dev/shm, which does not survive a reboot, or in /tmp if there is no such folder. (A variable such as
-// TMPDIR or XDG_RUNTIME_DIR may differ between the workers of a group.) A file that another user has put there, or can
-// read, is refused.
+// TMPDIR or XDG_RUNTIME_DIR may differ between the workers of a group.) All users can write to these folders. If
+// another user has made a file of that name first, the key is in /run/user/ID instead, to which only this user can
+// write; that folder is not the first choice, because it disappears when the user logs out. Files that others can read
+// are refused.
 
 namespace {
 
 constexpr std::string_view kUser = "user ";
 constexpr size_t kSaltDigits = 2 * kSecretBytes, kCheckDigits = 2 * kHmacBytes;
 
-std::string& userKeyFolder() {
-  static std::string folder = ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp";
-  return folder;
+struct KeyFolders {
+  std::string shared;  ///< to which all users can write
+  std::string own;
+};
+
+KeyFolders& keyFolders() {
+  static KeyFolders folders{
+      ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp", "/run/user/" + std::to_string(::geteuid())};
+  return folders;
+}
+
+std::string userKeyPath() {
+  const auto& [shared, own] = keyFolders();
+  const auto name = "/torchrpc-" + std::to_string(::geteuid()) + ".key";
+  struct stat status{};
+  const auto is_own_private = ::lstat(own.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+      status.st_uid == ::geteuid() && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  if (!is_own_private) return shared + name;
+  const auto is_taken = ::lstat((shared + name).c_str(), &status) == 0 && status.st_uid != ::geteuid();
+  return (is_taken || ::access((own + name).c_str(), F_OK) == 0 ? own : shared) + name;
 }
 
 [[noreturn]] void rejectUserKey(const std::string& self, const std::string& why) {
@@ -165,8 +184,8 @@ std::string& userKeyFolder() {
 /// Returns the key of this user on this machine. With `may_create`, creates it atomically if there is none, so that all
 /// processes read the same key.
 std::string userKey(const std::string& self, bool may_create) {
-  const auto path = userKeyFolder() + "/torchrpc-" + std::to_string(::geteuid()) + ".key";
-  // All users can write to the folder, so a link in it could belong to another user.
+  const auto path = userKeyPath();
+  // All users may write to the folder, so a link in it could belong to another user.
   const auto open = [&path] { return std::make_unique<File>(path, O_RDONLY | O_NOFOLLOW); };
   auto file = open();
   if (file->error() == ENOENT && may_create) {
@@ -234,10 +253,11 @@ GroupSecret groupSecret(c10d::Store& store, const std::string& given, bool are_l
   rejectUserKey(
       self,
       "Another worker has put a secret into the store that everybody can read there, because it meets the group "
-      "at another address: give all workers the same MASTER_ADDR (or init_method) and TORCHRPC_SOCKET_IFNAME");
+      "at another address: give all workers the same MASTER_ADDR (in Python also init_method) and "
+      "TORCHRPC_SOCKET_IFNAME");
 }
 
-void setUserKeyFolder(const std::string& folder) { userKeyFolder() = folder; }
+void setUserKeyFolder(const std::string& folder) { keyFolders() = {folder, folder + "/own"}; }
 
 void prepareStoreFile(const std::string& path, bool has_given_secret) {
   const File file(path, O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);

@@ -22,8 +22,8 @@ Error silenceError(const WorkerInfo& peer, Duration timeout) {
   return {
       ErrorCode::kWorkerLost,
       peer.name + " has been silent for " + seconds +
-          ": its process is stopped, or its machine or the network is down (the option liveness_timeout sets this "
-          "time)",
+          ": its process is stopped, or its machine or the network is down (TORCHRPC_LIVENESS_TIMEOUT sets this "
+          "time, in Python also the option liveness_timeout)",
       peer.name};
 }
 

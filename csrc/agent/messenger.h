@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "agent/current_call.h"
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/result.h"
@@ -113,13 +114,17 @@ class AuditedCall;
 
 /// A request that has arrived.
 struct Request {
-  WorkerInfo from;
+  WorkerInfo from;  ///< this, `incarnation` and `is_from_member` are what the link has established: see Peer
   Message message;
   uint64_t incarnation = 0;              ///< of `from`
   uint64_t link = 0;                     ///< over which it has arrived; 0: sent by this worker itself
   bool is_from_member = true;            ///< `from` is a member of the group, and no client: see PeerIdentity
   std::shared_ptr<AuditedCall> audit{};  ///< completed by the layer that knows the function; null: no audit log
   std::shared_ptr<const void> rref_quota_token{};  ///< of a remote call: belongs to the RRef that it makes
+
+  /// Identifies the request to its caller's cancellation. A call that may arrive again cannot be cancelled, because a
+  /// later attempt may need the result.
+  ServedId id() const { return message.header(HeaderKind::kRepeatable) ? ServedId() : ServedId{link, message.call}; }
 };
 
 /// Sees each request of a node once, however often it is sent.
@@ -137,7 +142,8 @@ class CallObserver : public ReplyObserver {
 class Messenger {
  public:
   using ReplyHandler = std::function<void(Result<Message>)>;
-  using RequestHandler = std::function<void(Request request, Responder responder)>;
+  /// May move from the request.
+  using RequestHandler = std::function<void(Request&& request, const Responder& responder)>;
   /// Returns whether the handler has answered the request.
   using LoopHandler = std::function<bool(const Request& request, const Responder& responder)>;
 

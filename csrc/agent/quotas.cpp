@@ -30,19 +30,26 @@ void CallerUsage::refuse(const std::string& what, const char* field, const char*
       self_);
 }
 
-CallerUsage::Token CallerUsage::takeCall(uint64_t bytes) {
+CallerUsage::Token CallerUsage::takeBytes(uint64_t bytes) {
   const auto& quota = rule_.quota;
-  if (!add(calls_, 1, quota.calls)) {
-    refuse("at most " + std::to_string(*quota.calls) + " calls", "calls", "wait until earlier calls have ended");
-  }
-  auto call = token(calls_, 1);
-  if (!quota.bytes) return call;
+  if (!quota.bytes) return nullptr;
   if (!add(bytes_, bytes, quota.bytes)) {
     refuse(
         "at most " + std::to_string(*quota.bytes) + " bytes of requests (this one has " + std::to_string(bytes) + ")",
         "bytes", "wait until earlier calls have ended, send less");
   }
-  return std::make_shared<std::pair<Token, Token>>(std::move(call), token(bytes_, bytes));
+  return token(bytes_, bytes);
+}
+
+CallerUsage::Token CallerUsage::takeCall(uint64_t bytes, Token bytes_token) {
+  const auto& quota = rule_.quota;
+  if (!add(calls_, 1, quota.calls)) {
+    refuse("at most " + std::to_string(*quota.calls) + " calls", "calls", "wait until earlier calls have ended");
+  }
+  auto call = token(calls_, 1);
+  if (!bytes_token) bytes_token = takeBytes(bytes);
+  if (!bytes_token) return call;
+  return std::make_shared<std::pair<Token, Token>>(std::move(call), std::move(bytes_token));
 }
 
 CallerUsage::Token CallerUsage::takeRRef() {

@@ -22,7 +22,7 @@ namespace torchrpc {
 /// The limits of one caller; an empty one is no limit.
 struct Quota {
   std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
-  std::optional<uint64_t> bytes;        ///< the bytes of these requests
+  std::optional<uint64_t> bytes;        ///< the bytes of these requests, and of a message that is still arriving
   std::optional<uint64_t> rrefs;        ///< RRefs that this worker owns because the caller has made them (`remote`)
   std::optional<uint64_t> connections;  ///< connections that the caller has opened
 };
@@ -41,8 +41,12 @@ class CallerUsage : public std::enable_shared_from_this<CallerUsage> {
 
   /// A part of a quota that has been taken. It is given back when the token is destroyed.
   using Token = std::shared_ptr<const void>;
-  /// Takes the quota of one request of that size. Throws Error(kQuotaExceeded).
-  Token takeCall(uint64_t bytes);
+  /// Takes the quota of one request of that size. `bytes_token`: of takeBytes(), if its bytes have been taken. Throws
+  /// Error(kQuotaExceeded).
+  Token takeCall(uint64_t bytes, Token bytes_token = nullptr);
+  /// Takes the quota of the bytes of a message that begins to arrive; null if there is none for bytes. Throws
+  /// Error(kQuotaExceeded).
+  Token takeBytes(uint64_t bytes);
   /// Takes the quota of one RRef. Throws Error(kQuotaExceeded).
   Token takeRRef();
   /// Takes the quota of one connection. Throws Error(kQuotaExceeded).

@@ -16,8 +16,8 @@
 #include "agent/thread_record.h"
 #include "base/error.h"
 #include "base/exception.h"
+#include "base/sync/fork_safe_mutex.h"
 #include "base/sync/interrupt.h"
-#include "base/sync/mutex.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -38,7 +38,7 @@ class OwnRecords {
   }
 
  private:
-  mutable Mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   std::set<std::string> records_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
@@ -52,8 +52,9 @@ constexpr auto kMembersKey = "members";
 constexpr Duration kPlaceGrace = std::chrono::seconds(5);  // for the former worker of a place to end
 constexpr WorkerId kLeader = 0;                            // of the meeting of a static group
 constexpr WorkerId kMostRecordsAtOnce = 256;               // that worker 0 reads by one request
-constexpr auto kLeftAlone = "left_alone";  // the point at which workers arrive that leave before the others
-constexpr auto kRecords = "worker";        // the point at which a worker arrives when its record is in the store
+constexpr auto kLeftAlone = "left_alone";    // the point at which workers arrive that leave before the others
+constexpr auto kAnyLeft = "any_left_alone";  // the key that the first of them sets
+constexpr auto kRecords = "worker";          // the point at which a worker arrives when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 
@@ -92,7 +93,8 @@ StorePtr partOfLatestGroup(const StorePtr& root) {
   auto part = partOfGroup(root, 0);
   for (int32_t number = 1;; ++number) {
     auto next = partOfGroup(root, number);
-    if (!next->check({kStateKey})) return part;
+    // A group that grows has no state before its end, but a list of members.
+    if (!next->check({kStateKey})) return hasEnded(*part) && next->check({kMembersKey}) ? next : part;
     part = std::move(next);
   }
 }
@@ -177,6 +179,7 @@ void Rendezvous::claimRank() {
   ownRecords().add(fan_in_.seal().seal(recordKey(id), mine));
   const auto stored = fan_in_.claim(recordKey(id), mine, "a record for worker " + std::to_string(id));
   if (stored == mine) return;
+  claimKindOfGroup();  // throws if that worker is in a group that grows
   throw Error(
       ErrorCode::kRendezvous,
       "rank " + std::to_string(id) + " is taken: " + openRecord(id, stored).info.name + " and " + self_.info.name +
@@ -247,6 +250,7 @@ void Rendezvous::markEnded() {
 void Rendezvous::markLeft() {
   try {
     fan_in_.arrive(kLeftAlone, std::to_string(self_.incarnation));
+    store_->set(kAnyLeft, toBytes("1"));
   } catch (const std::exception&) {
     // The store does not answer. Then the other workers cannot leave or shut down through it, either.
   }
@@ -255,6 +259,10 @@ void Rendezvous::markLeft() {
 bool Rendezvous::hasLeft(WorkerId id, uint64_t incarnation) try {
   return fan_in_.haveArrived({id}, kLeftAlone) && fan_in_.value(kLeftAlone, id) == std::to_string(incarnation);
 } catch (const std::exception&) {
+  return false;
+}
+
+bool Rendezvous::hasAnyLeft() try { return store_->check({kAnyLeft}); } catch (const std::exception&) {
   return false;
 }
 
@@ -429,6 +437,10 @@ void Rendezvous::writeMembers(const std::vector<WorkerId>& members) {
 
 std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout, const AnyAlive& any_alive) {
   claimKindOfGroup();
+  if (hasEnded(*store_)) {
+    throw Error(
+        ErrorCode::kRendezvous, "the group that " + self_.info.name + " wants to join has ended: its last member left");
+  }
   std::vector<WorkerRecord> records;
   std::vector<WorkerId> members;
   for (const auto id : readMembers()) {
@@ -455,6 +467,7 @@ void Rendezvous::leaveGroup() {
   try {
     auto members = readMembers();
     if (std::erase(members, self_.info.id) > 0) writeMembers(members);
+    if (members.empty()) markEnded();  // so another group may use the store
   } catch (const std::exception&) {
     // The worker that served the store has ended before this one, so no worker can join any more and read the list.
   }
@@ -482,7 +495,11 @@ int64_t Rendezvous::sumOverAll(
   auto leaders = fan_in_.everyone();
   std::erase_if(leaders, [&](WorkerId id) { return id != self_.info.id && absent.contains(id); });
   for (const auto leader : leaders) {
-    const FanIn::Wait wait{.timeout = timeUntil(deadline), .purpose = "reach '" + name + "'", .lost = lost};
+    const FanIn::Wait wait{
+        .timeout = timeUntil(deadline),
+        .purpose = "end their calls and shut down",
+        .lost = lost,
+        .advice = "Shut these workers down, let the calls end that they make and serve, or allow more time."};
     std::optional<std::string> result;
     if (leader == self_.info.id) {
       result = fan_in_.publishResult(name, sumOfArrivals(name, leaders, wait));
@@ -516,7 +533,7 @@ std::string Rendezvous::sumOfArrivals(const std::string& name, std::vector<Worke
   return out;
 }
 
-void Rendezvous::releaseStore(const std::string& phase, Duration timeout) {
+void Rendezvous::releaseStore(const std::string& phase, Duration timeout, const std::set<WorkerId>& absent) {
   // This worker reads nothing more of this phase, so neither a store that has ended nor workers that do not arrive are
   // an error.
   try {
@@ -525,8 +542,10 @@ void Rendezvous::releaseStore(const std::string& phase, Duration timeout) {
     return;
   }
   if (self_.info.id != 0) return;
+  auto readers = fan_in_.everyone();
+  std::erase_if(readers, [&absent](WorkerId id) { return absent.contains(id); });
   try {
-    fan_in_.waitFor(fan_in_.everyone(), phase, {.timeout = timeout, .purpose = "finish '" + phase + "'"});
+    fan_in_.waitFor(readers, phase, {.timeout = timeout, .purpose = "finish '" + phase + "'"});
   } catch (const Error&) {
   }
 }

@@ -18,13 +18,14 @@
 
 namespace torchrpc {
 
-/// The key of a static group's state. The store has it once the group has formed: first "1", then another text each
-/// time that a worker has taken the place of a lost one, and kEndedState when no worker can join any more.
+/// The key of a group's state. The store has it once a static group has formed: first "1", then another text each
+/// time that a worker has taken the place of a lost one. Of any group it is kEndedState when no worker can join any
+/// more.
 constexpr auto kStateKey = "formed";
 constexpr auto kFormedState = "1";
 constexpr auto kEndedState = "ended";
 
-/// The part of a store that belongs to one group. Groups of a fixed size may use a store one after another.
+/// The part of a store that belongs to one group. Groups may use a store one after another.
 struct GroupEntry {
   StorePtr store;
   int32_t number = 0;        ///< of the group, from 0
@@ -63,12 +64,14 @@ class Rendezvous {
   std::optional<std::vector<WorkerRecord>> takePlace(Duration timeout, const AnyAlive& any_alive);
   /// Returns the incarnation in the record of this worker's place; 0 if the store has no such record.
   uint64_t incarnationInPlace();
-  /// Static group: marks it as ended, so that no worker can join it any more.
+  /// Marks the group as ended, so that no worker can join it any more.
   void markEnded();
   /// Static group: tells the other workers that this one leaves before them, and is not lost.
   void markLeft();
   /// Whether that incarnation of a worker has called markLeft(). Returns false if the store does not answer.
   bool hasLeft(WorkerId id, uint64_t incarnation);
+  /// Whether any worker of the group has called markLeft(), by one request. Returns false if the store does not answer.
+  bool hasAnyLeft();
   /// Returns the entries that the store has of the group, with these records of its workers, for a StoreKeeper. To be
   /// called after meetAll() or takePlace(). `stored_secret`: the value of the secret's key. Thread-safe.
   std::vector<std::pair<std::string, std::vector<uint8_t>>> entries(
@@ -79,11 +82,14 @@ class Rendezvous {
   bool storeAnswers() const;
   /// Uses that store for the group from now on.
   void setStore(const StorePtr& store);
+  /// The address of the store, for the texts of errors; empty if rank 0 does not serve it.
+  void setServedAt(std::optional<StoreAddress> served) { fan_in_.setServedAt(std::move(served)); }
 
   /// Group that grows: publishes this worker, and returns the records of the members. The caller makes sure that one
   /// worker joins at a time. A member of the same name and id that is no longer alive (`any_alive`) counts as an
   /// earlier incarnation of this worker.
   std::vector<WorkerRecord> joinGroup(Duration timeout, const AnyAlive& any_alive);
+  /// The last member that leaves ends the group.
   void leaveGroup();
   /// The record of a member that has joined.
   WorkerRecord lookUp(WorkerId id, Duration timeout);
@@ -98,9 +104,9 @@ class Rendezvous {
       const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent);
 
   /// Publishes that this worker has read all that it needs of one `phase` (a name that is used once). Worker 0, whose
-  /// process often serves the store and may end next, waits until all workers have published that, for `timeout` at
-  /// most. The others do not wait.
-  void releaseStore(const std::string& phase, Duration timeout);
+  /// process often serves the store and may end next, waits until all workers but those in `absent` have published
+  /// that, for `timeout` at most. The others do not wait.
+  void releaseStore(const std::string& phase, Duration timeout, const std::set<WorkerId>& absent = {});
 
  private:
   /// The result that worker 0 publishes of a static group: the records of all in the order of their ranks, or the

@@ -21,6 +21,11 @@ const char* boundToConnection(const Message& message) {
   return nullptr;
 }
 
+std::string noTimeLeft(const RepeatedCalls::Call& call) {
+  return "It has been sent " + std::to_string(call.attempts) + " times, and its time-out of " + text(call.timeout) +
+      " leaves no time for another attempt";
+}
+
 }  // namespace
 
 bool RepeatedCalls::isOpen(const Call& call, Peer& peer, uint64_t incarnation, TimePoint now) {
@@ -92,11 +97,7 @@ std::string RepeatedCalls::whyNotAgain(const Call& call, Duration& pause) const 
     return "It has been sent " + std::to_string(call.attempts) + " times, which are all that it may be";
   }
   pause = pauseAfter(call);
-  if (deadlineAfter(pause, timer_.now()) >= call.deadline) {
-    return "It has been sent " + std::to_string(call.attempts) + " times, and its time-out of " + text(call.timeout) +
-        " leaves no time for another attempt";
-  }
-  return {};
+  return deadlineAfter(pause, timer_.now()) >= call.deadline ? noTimeLeft(call) : "";
 }
 
 void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message> result) {
@@ -119,6 +120,9 @@ void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message> result) {
     } else if (attempt.is_answered) {
       peer.losses = 0;
     }
+  }
+  if (code == ErrorCode::kTimeout && !attempt.is_answered && call->attempts > 1) {
+    result = Error(code, result.error().text() + ". " + noTimeLeft(*call), result.error().worker());
   }
   if (!is_loss) return finish(call, std::move(result));
   if (attempt.sent_to != 0) call->may_have_run_on = attempt.sent_to;

@@ -18,12 +18,6 @@
 
 namespace torchrpc {
 
-/// Where rank 0 serves the store of its group.
-struct StoreAddress {
-  std::string host;
-  uint16_t port = 0;
-};
-
 /// The ranks from 1 to this one keep the store.
 constexpr WorkerId kLastStoreKeeper = 8;
 

@@ -1,7 +1,5 @@
 #include "agent/store_wait.h"
 
-#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -24,12 +22,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr Duration kShortestPause = milliseconds(10);
-constexpr Duration kLongestPause = milliseconds(250);
+constexpr Duration kShortestRetryPause = milliseconds(10);
+constexpr Duration kLongestRetryPause = milliseconds(250);
 constexpr Duration kLongestDial = std::chrono::seconds(3);  // after that the name is resolved again
 // The least time that a store which has accepted a connection has to answer, even if the time-out has passed.
 constexpr Duration kLeastAnswerTime = milliseconds(500);
-constexpr Duration kWarnAfter = std::chrono::seconds(10);
+constexpr Duration kWarnWaitingAfter = std::chrono::seconds(10);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -73,6 +71,11 @@ int connectError(int fd, TimePoint deadline) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
 }
 
+// The numbers of the protocol of c10d's TCPStore that the greeting needs. Only an internal header of torch names them,
+// and torch 2.14 has moved it to another folder. They are the same in torch 2.11 to 2.15.
+constexpr uint8_t kValidateQuery = 0;
+constexpr uint32_t kValidationMagicNumber = 0x3C85F7CE;
+constexpr uint8_t kPingQuery = 13;
 constexpr uint32_t kNonce = 0x70726374;
 
 /// The first bytes that a client of c10d's store sends: that it is one, and a question (PING) whose answer is the
@@ -80,9 +83,9 @@ constexpr uint32_t kNonce = 0x70726374;
 std::string greeting() {
   std::string bytes;
   const auto put = [&bytes](const auto& value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
-  put(c10d::detail::QueryType::VALIDATE);
-  put(c10d::detail::validationMagicNumber);
-  put(c10d::detail::QueryType::PING);
+  put(kValidateQuery);
+  put(kValidationMagicNumber);
+  put(kPingQuery);
   put(kNonce);
   return bytes;
 }
@@ -122,12 +125,12 @@ std::string repeat(const std::string& purpose, Duration timeout, const Attempt& 
   const auto start = std::chrono::steady_clock::now();
   const auto deadline = deadlineAfter(timeout, start);
   bool has_warned = false;
-  for (Duration pause = kShortestPause;; pause = std::min(2 * pause, kLongestPause)) {
+  for (Duration pause = kShortestRetryPause;; pause = std::min(2 * pause, kLongestRetryPause)) {
     auto why = attempt(std::min<Duration>(timeUntil(deadline), kLongestDial));
     if (why.empty()) return "";
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline) return why;
-    if (!has_warned && now - start >= kWarnAfter) {
+    if (!has_warned && now - start >= kWarnWaitingAfter) {
       has_warned = true;
       log(LogLevel::kWarning, "has waited 10 s " + purpose + ": " + why + ". It goes on. " + kAskDoctor);
     }

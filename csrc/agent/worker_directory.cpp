@@ -20,7 +20,13 @@ std::string encodeRecord(const WorkerRecord& record) {
   return out;
 }
 
+namespace {
+/// Members keep the record of each worker.
+constexpr size_t kMaxRecordBytes = 4 << 20;
+}  // namespace
+
 WorkerRecord decodeRecord(std::string_view bytes) {
+  if (bytes.size() > kMaxRecordBytes) throw Error(ErrorCode::kProtocol, "the record of a worker is too large");
   Reader reader(bytes);
   WorkerRecord record;
   record.info.id = reader.get<WorkerId>();
@@ -33,6 +39,17 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   record.is_member = reader.get<uint8_t>() != 0;
   reader.expectEnd();
   return record;
+}
+
+void Peer::requireOwn(const WorkerRecord& record, const std::string& self) const {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(
+        ErrorCode::kNotAllowed,
+        self + " does not let " + toString(info) + " speak for " + what + ": a worker speaks only for itself", self);
+  };
+  if (record.info != info) refuse(toString(record.info));
+  if (record.incarnation != incarnation) refuse("another start of " + info.name);
+  if (record.is_member && !is_member) refuse("a member of the group, because it has proved to be a client");
 }
 
 std::string nameOfUnknown(WorkerId id) { return "worker " + std::to_string(id); }
@@ -91,11 +108,12 @@ void WorkerDirectory::add(WorkerRecord record) {
   by_id_[record.info.id] = std::move(record);
 }
 
-void WorkerDirectory::restart(WorkerId id, uint64_t incarnation) {
+void WorkerDirectory::restart(const Peer& peer) {
   MutexLock lock(mutex_);
-  const auto it = by_id_.find(id);
-  if (it == by_id_.end() || it->second.incarnation >= incarnation) return;
-  it->second.incarnation = incarnation;
+  const auto it = by_id_.find(peer.info.id);
+  if (it == by_id_.end() || it->second.incarnation >= peer.incarnation) return;
+  it->second.incarnation = peer.incarnation;
+  it->second.is_member = peer.is_member;
   it->second.address.clear();
 }
 
@@ -103,7 +121,8 @@ void WorkerDirectory::remove(WorkerId id) {
   MutexLock lock(mutex_);
   auto it = by_id_.find(id);
   if (it == by_id_.end()) return;
-  by_name_.erase(it->second.info.name);
+  // Another worker may have joined under the name of a lost one.
+  if (const auto named = by_name_.find(it->second.info.name); named->second == id) by_name_.erase(named);
   by_id_.erase(it);
 }
 

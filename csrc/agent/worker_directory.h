@@ -31,8 +31,18 @@ struct WorkerRecord {
 };
 
 std::string encodeRecord(const WorkerRecord& record);
-/// Throws Error(kProtocol).
+/// Throws Error(kProtocol), also for a record of more than 4 MiB.
 WorkerRecord decodeRecord(std::string_view bytes);
+
+/// What a link has established about the worker at its other end. Checks compare what a message says with it.
+struct Peer {
+  WorkerInfo info;  ///< as in HELLO; the name is the one that the handshake has proved, if it proves names
+  uint64_t incarnation = 0;
+  bool is_member = true;  ///< false: the handshake has proved that the peer is a client
+
+  /// Throws Error(kNotAllowed) unless the record is that of this start of this worker. `self` has received it.
+  void requireOwn(const WorkerRecord& record, const std::string& self) const;
+};
 
 /// The name, in texts, of a worker that is not in the directory: "worker 7".
 std::string nameOfUnknown(WorkerId id);
@@ -57,7 +67,7 @@ class WorkerDirectory {
   void add(WorkerRecord record);
   /// Records that a worker has been started again, before the group has announced it. Until add() the worker has no
   /// address.
-  void restart(WorkerId id, uint64_t incarnation);
+  void restart(const Peer& peer);
   void remove(WorkerId id);
 
  private:

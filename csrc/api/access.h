@@ -9,7 +9,7 @@
 
 namespace torchrpc::api {
 
-// Both as in python/torchrpc/rpc/_cpp_functions.py:
+// Both as in python/torchrpc/rpc/_calls/cpp_functions.py:
 /// The metadata of a C++ worker.
 constexpr const char* kCppMetadata = "cpp";
 /// The barrier before workers leave a group that has C++ workers.
@@ -30,6 +30,8 @@ Duration timeoutOf(const NodeRef& node, const core::Node& core);
 std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node);
 /// Throws Error(kInvalidArgument) in a function that the node runs.
 void requireOtherThread(core::Node& core);
+/// Whether code that a node runs has destroyed that node's handle on this thread since the flag was last cleared.
+bool& hasDestroyedNode();
 /// Runs `body`. An Error that `body` throws without a worker gets the name `worker`.
 template <typename Body>
 decltype(auto) concerning(const std::string& worker, const Body& body) try {

@@ -1,12 +1,15 @@
 // The untyped functions behind torchrpc/function.h: registered functions as the core's C++ handlers.
 
+#include <map>
+#include <typeinfo>
 #include <unordered_map>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/exception.h"
 #include "base/os/forced_unwind.h"
+#include "base/sync/fork_safe_mutex.h"
 #include "node/thread_state.h"
 
 namespace torchrpc {
@@ -15,11 +18,19 @@ namespace detail {
 
 namespace {
 
+/// A registration by TORCHRPC_FUNCTION.
+struct Declared {
+  std::string key;  ///< the function's address, or that of methodKey()
+  std::string location;
+};
+
 /// The names of registered functions, for calls that pass the function itself.
 struct Names {
-  Mutex mutex;
+  ForkSafeMutex mutex;
+  std::unordered_map<std::string, Declared> declared TORCHRPC_GUARDED_BY(mutex);  ///< by name
   std::unordered_map<const void*, std::string> by_address TORCHRPC_GUARDED_BY(mutex);
   std::unordered_map<std::string, std::string> by_method TORCHRPC_GUARDED_BY(mutex);
+  std::map<std::string, const std::type_info*> types TORCHRPC_GUARDED_BY(mutex);
 };
 
 // Made on first use, because static initialisers of other files register functions.
@@ -74,6 +85,14 @@ Outcome invoke(
   }
 }
 
+Error destroyedError(const std::string& name) {
+  return {
+      ErrorCode::kShutdown,
+      "the function " + name +
+          " has destroyed the node that runs it: let it call requestStop(), and destroy the node " +
+          "where waitForStopRequest() returns"};
+}
+
 using Done = CallableRunner::ValueHandler;
 
 /// A registered function.
@@ -96,15 +115,18 @@ void Function::run(const CppCall& call, const std::vector<c10::IValue>& args, co
       NodeRef(std::weak_ptr<void>(call.node)),
       call.from,
       {call.id.link, call.id.call, currentDeadline(), call.metadata}};
+  api::hasDestroyedNode() = false;
   auto outcome = invoke(name, handler, context, args);
+  if (api::hasDestroyedNode()) return done(destroyedError(name));
   if (!outcome.future) return done(std::move(outcome.value));
   auto& future = checked(outcome.future);
   const auto node = future.ready() ? nullptr : call.node.lock();
   if (node) {
     // Weak, because the entry lasts until the future is ready, and must not keep the future alive.
-    node->agent().onCancelled(call.id, [weak = std::weak_ptr(outcome.future)] {
+    const bool in_time = node->agent().onCancelled(call.id, [weak = std::weak_ptr(outcome.future)] {
       if (const auto state = weak.lock()) state->cancel();
     });
+    if (!in_time) future.cancelUnlessSeen();
   }
   future.whenReady(Executor::pool(), [future = outcome.future, name = name, self = context.node.self(), done] {
     done(resultOf(*future, name, self));
@@ -129,6 +151,8 @@ class QueuedCall {
   /// Runs the call on the executor's thread, with the state of the thread that received the call.
   void run(const Function& function, const std::vector<c10::IValue>& args) {
     const auto done = std::exchange(done_, nullptr);
+    const LentThreads::Use use(lentThreads());
+    if (!use) return done(Error(ErrorCode::kShutdown, "the worker has shut down before " + name_ + " could run"));
     std::optional<ServedScope> record;
     if (served_) record.emplace(*served_);
     state_.run(
@@ -136,6 +160,11 @@ class QueuedCall {
   }
 
  private:
+  std::shared_ptr<LentThreads> lentThreads() const {
+    const auto node = call_.node.lock();
+    return node ? node->agent().lentThreads() : nullptr;
+  }
+
   const std::string name_;
   const CppCall call_;
   Done done_;
@@ -152,22 +181,54 @@ void Function::start(const CppCall& call, std::vector<c10::IValue> args, Done do
   });
 }
 
+/// Registers a handler, unless the same function was declared before.
+void registerOnce(
+    const std::string& name, Handler handler, const std::string& key, const Executor& executor, const char* location,
+    const std::type_info& types) {
+  if (name.empty()) throwInvalidArgument("a function cannot be registered under an empty name");
+  std::string earlier = "by registerFunction()";
+  if (location) {
+    auto& all = names();
+    MutexLock lock(all.mutex);
+    const auto [known, is_new] = all.declared.try_emplace(name, Declared{key, location});
+    // The address of a static function in a header differs in each file that includes it.
+    if (!is_new && (known->second.key == key || known->second.location == location)) return;
+    if (!is_new) earlier = "at " + known->second.location;
+  }
+  const auto registered = std::make_shared<const Function>(name, std::move(handler), executor);
+  try {
+    registerCppHandler(name, [registered](const CppCall& call, std::vector<c10::IValue> args, Done done) {
+      registered->start(call, std::move(args), std::move(done));
+    });
+    auto& all = names();
+    MutexLock lock(all.mutex);
+    all.types[name] = &types;
+  } catch (const Error&) {
+    if (!location) throw;
+    // While a program is loaded, nobody could catch the error.
+    addRegistrationConflict(
+        "two C++ functions are registered as " + name + ", " + earlier + " and at " + location +
+        ": give one of them another name, or register it with registerFunction()");
+  }
+}
+
 }  // namespace
 
-void registerHandler(std::string name, Handler handler, const void* function, const Executor& executor) {
-  if (name.empty()) throwInvalidArgument("a function cannot be registered under an empty name");
-  const auto registered = std::make_shared<const Function>(name, std::move(handler), executor);
-  registerCppHandler(name, [registered](const CppCall& call, std::vector<c10::IValue> args, Done done) {
-    registered->start(call, std::move(args), std::move(done));
-  });
+void registerHandler(
+    std::string name, Handler handler, const void* function, const Executor& executor, const char* location,
+    const std::type_info& types) {
+  const auto key = std::to_string(reinterpret_cast<uintptr_t>(function));
+  registerOnce(name, std::move(handler), key, executor, location, types);
   if (!function) return;
   auto& all = names();
   MutexLock lock(all.mutex);
   all.by_address.emplace(function, std::move(name));
 }
 
-void registerMethod(std::string name, Handler handler, std::string key, const Executor& executor) {
-  registerHandler(name, std::move(handler), nullptr, executor);
+void registerMethod(
+    std::string name, Handler handler, std::string key, const Executor& executor, const char* location,
+    const std::type_info& types) {
+  registerOnce(name, std::move(handler), key, executor, location, types);
   auto& all = names();
   MutexLock lock(all.mutex);
   all.by_method.emplace(std::move(key), std::move(name));
@@ -196,13 +257,37 @@ void expectArguments(size_t expected, size_t actual) {
   throw ArgumentError("it takes " + std::to_string(expected) + " arguments, the call has " + std::to_string(actual));
 }
 
-void rethrowForArgument(size_t index, const Error& error) {
-  throw ArgumentError("argument " + std::to_string(index) + ": " + error.text());
+void rethrowForArgument(size_t index, const std::type_info& parameter, const Error& error) {
+  throw ArgumentError("argument " + std::to_string(index) + " (" + typeName(parameter) + "): " + error.text());
 }
 
 void rethrowForSending(const Error& error) { throw ResultError(error); }
 
+Error emptyResult() {
+  return {ErrorCode::kInvalidArgument, "it returns an empty Future: one that has not been assigned, or was moved from"};
+}
+
 }  // namespace detail
+
+bool unregisterFunction(const std::string& name) {
+  auto& all = detail::names();
+  MutexLock lock(all.mutex);
+  const auto is_name = [&name](const auto& entry) { return entry.second == name; };
+  std::erase_if(all.by_address, is_name);
+  std::erase_if(all.by_method, is_name);
+  all.declared.erase(name);
+  all.types.erase(name);
+  lock.unlock();
+  return unregisterCppFunction(name);
+}
+
+std::vector<RegisteredFunction> registeredFunctions() {
+  std::vector<RegisteredFunction> functions;
+  auto& all = detail::names();
+  MutexLock lock(all.mutex);
+  for (const auto& [name, type] : all.types) functions.push_back({name, detail::typeName(*type)});
+  return functions;
+}
 
 bool Call::cancelled() const {
   const auto core = std::static_pointer_cast<core::Node>(node.core().lock());

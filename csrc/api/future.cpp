@@ -1,21 +1,97 @@
-#include "agent/deadline.h"
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include "agent/current_call.h"
 #include "api/access.h"
 #include "api/future_state.h"
-#include "base/log.h"
+#include "base/sync/fork_safe_mutex.h"
 
 namespace torchrpc {
 inline namespace v1 {
 
+namespace {
+
+/// The threads of one Executor::threads() in one process.
+struct Pool {
+  explicit Pool(size_t size) : threads({.size = size, .name = "torchrpc_own"}) {}
+  const MakerProcess maker;
+  ThreadPool threads;
+};
+
+/// Pools whose executor was last held by one of their own tasks, as by a coroutine that ends there. A thread cannot
+/// wait for its own end, so these threads have been told to end, and the next use of an executor's threads joins them.
+class EndedPools {
+ public:
+  static EndedPools& instance() {
+    static auto& all = *new EndedPools();  // never destroyed: a task may still run while the process exits
+    return all;
+  }
+  void add(std::unique_ptr<Pool> pool) {
+    pool->threads.close(Duration::zero());
+    const MutexLock lock(mutex_);
+    pools_.push_back(std::move(pool));
+  }
+  void joinEnded() {
+    Pools all;
+    {
+      const MutexLock lock(mutex_);
+      all.swap(pools_);
+    }
+    std::erase_if(all, [](auto& pool) { return pool->maker.isThisOne() && pool->threads.close(Duration::zero()); });
+    const MutexLock lock(mutex_);
+    std::move(all.begin(), all.end(), std::back_inserter(pools_));
+  }
+
+ private:
+  using Pools = std::vector<std::unique_ptr<Pool>>;
+  ForkSafeMutex mutex_;
+  // In a forked child also those of its parent, whose threads do not exist there.
+  Pools pools_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
+/// The threads of Executor::threads(). Each process that uses them starts its own, because a forked child has none of
+/// its parent's threads. There is no mutex, because a thread of the parent may hold it during fork().
+class OwnThreads {
+ public:
+  explicit OwnThreads(size_t size) : size_(size) {}
+  ~OwnThreads() {
+    auto* const made = pool_.load();
+    if (!made || !made->maker.isThisOne()) return;  // the pool of a parent would wait for its threads
+    std::unique_ptr<Pool> pool(made);
+    pool->threads.discardQueued();
+    if (pool->threads.isOnOwnThread()) {
+      EndedPools::instance().add(std::move(pool));
+    } else {
+      pool.reset();
+      EndedPools::instance().joinEnded();
+    }
+  }
+  OwnThreads(const OwnThreads&) = delete;
+  OwnThreads& operator=(const OwnThreads&) = delete;
+
+  void post(std::function<void()> task) { threads().post(std::move(task)); }
+
+ private:
+  ThreadPool& threads() {
+    auto* current = pool_.load();
+    if (current && current->maker.isThisOne()) return current->threads;
+    EndedPools::instance().joinEnded();
+    auto made = std::make_unique<Pool>(size_);
+    if (pool_.compare_exchange_strong(current, made.get())) return made.release()->threads;
+    return current->threads;  // another thread was faster
+  }
+
+  const size_t size_;
+  std::atomic<Pool*> pool_{nullptr};
+};
+
+}  // namespace
+
 Executor Executor::threads(size_t count) {
   if (count == 0) throwInvalidArgument("Executor::threads(0) would run nothing");
-  const auto end = [](ThreadPool* pool) {
-    pool->discardQueued();
-    if (!pool->isOnOwnThread()) return std::default_delete<ThreadPool>()(pool);
-    log(LogLevel::kError, "threads live until the end of the process: a task of theirs held their executor last");
-  };
-  const std::shared_ptr<ThreadPool> pool(
-      std::make_unique<ThreadPool>(ThreadPool::Options{.size = count, .name = "torchrpc_own"}).release(), end);
-  return Post([pool](std::function<void()> task) { pool->post(std::move(task)); });
+  return Post([own = std::make_shared<OwnThreads>(count)](std::function<void()> task) { own->post(std::move(task)); });
 }
 
 namespace detail {
@@ -47,6 +123,11 @@ bool FutureState::settleWith(Outcome outcome) {
   futex_waiter_.notify();
   for (auto& action : actions) run(std::move(action));
   return true;
+}
+
+void FutureState::requireItsProcess() const {
+  if (maker_.isThisOne()) return;
+  if (const auto node = node_.lock()) node->requireItsProcess();
 }
 
 std::string FutureState::callee() const {
@@ -111,7 +192,7 @@ c10::IValue FutureState::wait(Duration timeout) {
 }
 
 void FutureState::whenReady(const Executor& executor, std::function<void()> function) {
-  Action action{std::move(function), executor, currentDeadline()};
+  Action action{std::move(function), executor, currentCall()};
   {
     MutexLock lock(mutex_);
     if (outcome_.index() == 0) {
@@ -149,13 +230,19 @@ void FutureState::post(std::function<void()> action) const {
 
 void FutureState::run(Action action) const {
   auto& function = action.function;
-  if (action.deadline != kNever) {
-    function = [deadline = action.deadline, function = std::move(function)] {
-      const DeadlineScope scope(deadline);
+  if (action.call.matters()) {
+    function = [call = action.call, function = std::move(function)] {
+      const CallScope scope(call);
       function();
     };
   }
   if (!action.executor.post()) return post(std::move(function));
+  if (const auto node = node_.lock()) {
+    function = [threads = node->agent().lentThreads(), function = std::move(function)] {
+      const LentThreads::Use use(threads);
+      function();
+    };
+  }
   // An executor that throws has dropped the task, which fails its future.
   ThreadPool::runLogged([&] { action.executor.post()(std::move(function)); });
 }
@@ -169,19 +256,13 @@ bool FutureState::cancelAll(const Sources& sources) {
 }
 
 bool FutureState::cancel() {
+  if (on_cancel_ == OnCancel::kForward) return cancelWait(/*unless_seen=*/false);
   Sources sources;
   {
     MutexLock lock(mutex_);
     if (outcome_.index() != 0) return false;
     is_cancelled_ = true;
     sources = sources_;
-  }
-  if (on_cancel_ == OnCancel::kForward) {
-    if (cancelAll(sources)) {
-      MutexLock lock(mutex_);
-      is_cancelled_ = false;
-    }
-    return true;
   }
   if (!settleWith(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the call was cancelled by its caller")))) {
     return false;
@@ -195,13 +276,46 @@ bool FutureState::cancel() {
 void FutureState::setSources(Sources sources) {
   {
     MutexLock lock(mutex_);
-    const bool cancels = on_cancel_ == OnCancel::kForward ? std::exchange(is_cancelled_, false) : is_cancelled_;
-    if (!cancels) {
+    if (!is_cancelled_) {
       if (outcome_.index() == 0) sources_ = std::move(sources);
       return;
     }
+    if (on_cancel_ == OnCancel::kForward) is_cancelled_ = false, sources_.swap(sources);
   }
-  cancelAll(sources);
+  if (on_cancel_ == OnCancel::kForward) {
+    cancelWait(/*unless_seen=*/false);
+  } else {
+    cancelAll(sources);
+  }
+}
+
+void FutureState::cancelUnlessSeen() {
+  if (on_cancel_ == OnCancel::kForward) {
+    cancelWait(/*unless_seen=*/true);
+  } else {
+    cancel();
+  }
+}
+
+bool FutureState::cancelWait(bool unless_seen) {
+  while (true) {
+    Sources sources;
+    {
+      MutexLock lock(mutex_);
+      if (outcome_.index() != 0) return false;
+      if (unless_seen && has_seen_cancellation_) return true;
+      if (sources_.empty()) return is_cancelled_ = true;
+      sources = std::exchange(sources_, {});
+    }
+    // If they have just been settled, the coroutine may wait for others by now.
+    if (cancelAll(sources)) return true;
+  }
+}
+
+void FutureState::onCancellationSeen() {
+  MutexLock lock(mutex_);
+  is_cancelled_ = false;
+  has_seen_cancellation_ = true;
 }
 
 Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
@@ -226,8 +340,9 @@ Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
 // --- what torchrpc/future.h declares ---
 
 FutureState& checked(const FutureStatePtr& state) {
-  if (state) return *state;
-  throwInvalidArgument("this Future is that of no call: it has not been assigned");
+  if (!state) throwInvalidArgument("this Future is that of no call: it has not been assigned");
+  state->requireItsProcess();
+  return *state;
 }
 
 bool isReady(const FutureState& state) { return state.ready(); }
@@ -243,8 +358,10 @@ void whenReady(FutureState& state, const Executor& executor, std::function<void(
   state.whenReady(executor, std::move(action));
 }
 
-void rethrowForResult(const FutureState& state, const Error& error) {
-  throw Error(ErrorCode::kResultMismatch, "the result of the call: " + error.text(), state.callee());
+void rethrowForResult(const FutureState& state, const std::type_info& expected, const Error& error) {
+  throw Error(
+      ErrorCode::kResultMismatch, "the result of the call (" + typeName(expected) + "): " + error.text(),
+      state.callee());
 }
 
 FutureStatePtr makeReady(c10::IValue value) {
@@ -265,8 +382,20 @@ Promise::Promise(const FutureStatePtr& like)
   if (like) state_->setSources({like});
 }
 
-void Promise::set(c10::IValue value) const { state_->settle(std::move(value)); }
-void Promise::fail(std::exception_ptr error) const { state_->settle(std::move(error)); }
+namespace {
+
+FutureState& stateOf(const Promise& promise) {
+  if (const auto& state = promise.future()) return *state;
+  throwInvalidArgument("this Promise has been moved from");
+}
+
+}  // namespace
+
+void throwNoError() { throwInvalidArgument("there is no error: there is a value"); }
+void throwNullFunction() { throwInvalidArgument("the function is null"); }
+
+void Promise::set(c10::IValue value) const { stateOf(*this).settle(std::move(value)); }
+void Promise::fail(std::exception_ptr error) const { stateOf(*this).settle(std::move(error)); }
 
 void Promise::follow(const FutureStatePtr& inner) const {
   state_->setSources({inner});

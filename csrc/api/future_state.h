@@ -13,6 +13,7 @@
 
 #include "agent/thread_record.h"
 #include "api/core.h"
+#include "base/process.h"
 #include "base/sync/futex_waiter.h"
 #include "base/sync/mutex.h"
 
@@ -38,6 +39,9 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   /// Settles it like `other`, which must be settled.
   void settleAs(const FutureState& other);
 
+  /// Throws Error(kShutdown) in a forked child for a state of the parent's node. Takes no lock: another thread of the
+  /// parent may have held it.
+  void requireItsProcess() const;
   bool ready() const;
   /// Returns the error with which it is settled; null if there is none, or the reply is not decoded yet.
   std::exception_ptr error() const;
@@ -45,16 +49,22 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   c10::IValue wait(Duration timeout);
   /// Blocks for at most `timeout`. Returns whether it is settled. Throws Error(kInvalidArgument) on the loop.
   bool waitUntilReady(Duration timeout);
-  /// Runs `action` once it is settled, with the deadline of the call that the calling thread serves.
+  /// Runs `action` once it is settled, as part of the call that the calling thread serves.
   void whenReady(const Executor& executor, std::function<void()> action);
   /// Runs `action` on the pool, or on this thread if the node has been destroyed.
   void post(std::function<void()> action) const;
 
   /// Returns false, without an effect, if it was settled already.
   bool cancel();
+  /// cancel() of a call whose caller had cancelled it before the coroutine waited for the first time: no effect if a
+  /// `co_await` has thrown Error(kCancelled) by now, because the cancellation has also ended the calls made up to then.
+  void cancelUnlessSeen();
   /// Sets the states that this one waits for. cancel() cancels them; if this one has been cancelled already, they are
   /// cancelled at once.
   void setSources(std::vector<std::weak_ptr<FutureState>> sources);
+  /// Of a coroutine, which is about to get Error(kCancelled) from a `co_await`: that is the effect of a cancellation
+  /// that found it waiting for nothing.
+  void onCancellationSeen();
 
   const std::weak_ptr<core::Node>& node() const { return node_; }
   /// The name of the worker to which the call of setCall() goes; empty without a call.
@@ -69,15 +79,19 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   struct Action {
     std::function<void()> function;
     Executor executor;
-    TimePoint deadline;
+    CurrentCall call;
   };
   bool settleWith(Outcome outcome);
   void run(Action action) const;
   static bool cancelAll(const Sources& sources);
+  /// Of a coroutine: cancels what it waits for, or, if it waits for nothing, what it waits for next. With
+  /// `unless_seen`, as cancelUnlessSeen(). Returns false if the coroutine has ended.
+  bool cancelWait(bool unless_seen);
 
   // constant:
   const std::weak_ptr<core::Node> node_;
   const OnCancel on_cancel_;
+  const MakerProcess maker_;
   ThreadWait wait_{.kind = ThreadWait::Kind::kFuture};
 
   mutable Mutex mutex_;
@@ -86,7 +100,8 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   Outcome outcome_ TORCHRPC_GUARDED_BY(mutex_);  // a decoded reply is replaced by its value
   std::vector<Action> actions_ TORCHRPC_GUARDED_BY(mutex_);
   Sources sources_ TORCHRPC_GUARDED_BY(mutex_);
-  bool is_cancelled_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< sources that are set later are to be cancelled, too
+  bool is_cancelled_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< sources that are set later are to be cancelled
+  bool has_seen_cancellation_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
 /// Settles `state` with the reply to a call.

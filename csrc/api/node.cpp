@@ -7,6 +7,8 @@
 #include "agent/group_secret.h"
 #include "api/access.h"
 #include "api/rendezvous.h"
+#include "base/log.h"
+#include "base/sync/interrupt.h"
 #include "wire/metadata.h"
 
 namespace torchrpc {
@@ -21,8 +23,8 @@ constexpr auto kReferencesTimeout = std::chrono::seconds(100);  // as in Python'
 class NoPython final : public CallableRunner {
  public:
   explicit NoPython(std::string self) : self_(std::move(self)) {}
-  void call(Invocation, Responder responder) override { responder.fail(error()); }
-  void evaluate(Invocation, ValueHandler done) override { done(error()); }
+  void call(Invocation&&, const Responder& responder) override { responder.fail(error()); }
+  void evaluate(Invocation&&, ValueHandler done) override { done(error()); }
 
  private:
   Error error() const {
@@ -91,6 +93,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   }
   core.idempotency_window = options.idempotency_window;
   core.agent.propagate_deadlines = options.propagate_deadlines;
+  core.agent.cancel_on_timeout = options.cancel_on_timeout;
   core.metrics = options.metrics;
   if (options.slow_call && *options.slow_call < Duration::zero()) {
     throwInvalidArgument("slow_call must not be negative");
@@ -114,9 +117,9 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   return core;
 }
 
-/// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
-std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
-  auto options = coreOptions(public_options);
+/// Joins the group at the store `root` or, if that is null, at the options' rendezvous. Sets Options::served_store.
+std::shared_ptr<core::Node> join(
+    const NodeOptions& public_options, core::Node::Options& options, const StorePtr& root) {
   Meeting meeting{
       .url = options.rendezvous,
       .rank = options.agent.self.id,
@@ -124,12 +127,13 @@ std::shared_ptr<core::Node> start(const NodeOptions& public_options, const Store
       .timeout = options.init_timeout,
       .has_secret = hasGivenSecret(options.transport.secret, options.transport.identity_file)};
   const auto store = root ? root : openStore(meeting);
+  options.served_store = meeting.served_store;
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   for (int32_t first = 0;;) {
     const auto group = enterGroup(store, options.agent.self.id, first);
     options.takes_place = group.takes_place;
-    options.served_store = meeting.served_store;
     auto node = core::Node::create(options, group.store);
+    node->keepFirstCalls();
     node->serve(CallableType::kPython, no_python);
     node->serve(CallableType::kScript, no_python);
     if (public_options.on_member_change) node->onMemberChange(public_options.on_member_change);
@@ -145,7 +149,26 @@ std::shared_ptr<core::Node> start(const NodeOptions& public_options, const Store
       continue;
     }
     markFormed(*group.store);
+    node->releaseFirstCalls();
     return node;
+  }
+}
+
+std::shared_ptr<core::Node> start(const NodeOptions& options, const StorePtr& root) {
+  // Throws once, because the end of the node that has begun may wait, too.
+  const InterruptScope scope([&, has_thrown = false]() mutable {
+    if (has_thrown || !options.stop.stop_requested()) return;
+    has_thrown = true;
+    throw Error(ErrorCode::kCancelled, "a stop was requested while the node waited for its group");
+  });
+  checkInterrupt();
+  auto core_options = coreOptions(options);
+  try {
+    auto node = join(options, core_options, root);
+    node->stopBy(options.stop);
+    return node;
+  } catch (const c10::DistError& error) {  // what() has a stack trace
+    throw storeLostError(core_options.agent.self.name, core_options.served_store, error);
   }
 }
 
@@ -156,6 +179,9 @@ std::shared_ptr<core::Node> coreOf(const NodeRef& node) {
     core->requireItsProcess();
     return core;
   }
+  const std::weak_ptr<void> none;
+  const bool is_default = !node.core().owner_before(none) && !none.owner_before(node.core());
+  if (is_default) throwInvalidArgument("this NodeRef refers to no node: assign a node to it, or another NodeRef");
   throw Error(ErrorCode::kShutdown, "the node has shut down");
 }
 
@@ -164,9 +190,10 @@ NodeRef refTo(const std::shared_ptr<core::Node>& node) { return NodeRef(std::wea
 Duration waitLimitOf(Timeout timeout, const char* argument) {
   const auto duration = timeout.duration();
   if (duration >= Duration::zero()) return duration;
+  const bool is_number = duration != Duration::min();
   throwInvalidArgument(
       std::string(argument) + " must not be negative, but is " +
-      std::to_string(std::chrono::duration<double>(duration).count()) + " s");
+      (is_number ? std::to_string(std::chrono::duration<double>(duration).count()) + " s" : "below any limit, or NaN"));
 }
 
 Duration limitOf(Timeout timeout, const char* argument) {
@@ -186,11 +213,16 @@ std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node) {
 
 Duration timeoutOf(const NodeRef& node, const core::Node& core) { return node.timeout().value_or(core.timeout()); }
 
+bool& hasDestroyedNode() {
+  thread_local bool value = false;
+  return value;
+}
+
 void requireOtherThread(core::Node& core) {
   if (!core.agent().isOnOwnThread()) return;
   throwInvalidArgument(
-      "a function that " + core.self().name + " runs cannot end it, because the end waits for that function: call " +
-      "requestStop(), and end the node where waitForStopRequest() returns");
+      "a function or continuation that " + core.self().name + " runs cannot end it, because the end waits for that " +
+      "code: call requestStop(), and end the node where waitForStopRequest() returns");
 }
 
 WorkerInfo resolve(const core::Node& node, const Destination& to) {
@@ -218,9 +250,13 @@ std::vector<WorkerInfo> NodeRef::workers() const { return api::coreOf(*this)->wo
 
 std::vector<WorkerInfo> NodeRef::livingWorkers() const { return api::coreOf(*this)->livingWorkers(); }
 
-void NodeRef::onMemberChange(MemberHandler handler) const { api::coreOf(*this)->onMemberChange(std::move(handler)); }
+void NodeRef::onMemberChange(MemberHandler handler) const {
+  detail::requireCallable(handler);
+  api::coreOf(*this)->onMemberChange(std::move(handler));
+}
 
 void NodeRef::onWorkerLost(LossHandler handler) const {
+  detail::requireCallable(handler);
   onMemberChange([handler = std::move(handler)](const WorkerInfo& worker, MemberChange change) {
     if (change == MemberChange::kLost) handler(worker);
   });
@@ -316,17 +352,49 @@ Node::Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& st
 
 Node::~Node() {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
-  if (core && !core->agent().isOnOwnThread()) stop();
+  if (!core) return;
+  if (!core->agent().isOnOwnThread()) {
+    stop();
+    return;
+  }
+  // The end would wait for this thread, and a destructor cannot throw.
+  api::hasDestroyedNode() = true;
+  log(LogLevel::kError,
+      "a function or continuation that " + core->self().name + " runs has destroyed it. It cannot end in order: call " +
+          "requestStop() there, and destroy the node where waitForStopRequest() returns");
+  core->abandon();
 }
 
 namespace {
 
-/// Ends a node that this program owns; waits for other workers no longer than `limit`.
-void end(const std::shared_ptr<core::Node>& core, Duration limit) {
-  if (!core || !core->agent().isInItsProcess()) return;
-  core->drain(limit, kNoLimit);  // the functions that still run may use RRefs
-  core->rrefs().destroy();
-  core->shutdown();
+constexpr Duration kCloseGrace = std::chrono::milliseconds(500);  // for what takes no time on an idle machine
+
+/// Ends the node, and releases it when no code that it runs is left. Waits until the deadline, and a moment for idle
+/// threads to end. Returns false if code still runs then.
+bool end(std::shared_ptr<void>& owned, TimePoint deadline) {
+  const auto core = std::static_pointer_cast<core::Node>(owned);
+  if (core && core->agent().isInItsProcess()) {
+    core->drain(timeUntil(deadline), kNoLimit);  // the functions that still run may use RRefs
+    core->rrefs().destroy();
+    if (!core->shutdown(timeUntil(deadlineAfter(kCloseGrace, deadline)))) return false;
+  }
+  owned = nullptr;
+  return true;
+}
+
+Error stillRunning(core::Node& core) {
+  std::string functions;
+  for (const auto& thread : core.agent().threadRecords()) {
+    for (const auto& call : thread.served) {
+      functions += (functions.empty() ? "" : ", ") + call.function() + " for " + core.agent().worker(call.from).name;
+    }
+  }
+  return {
+      ErrorCode::kTimeout,
+      core.self().name +
+          " has stopped, but code that it runs had not returned when the time-out of shutdown() expired (" +
+          (functions.empty() ? "a continuation" : functions) +
+          "). What it uses must live until it returns: stop() and the destructor of the node wait for that"};
 }
 
 }  // namespace
@@ -339,19 +407,20 @@ void Node::shutdown(Timeout timeout) {
     api::requireOtherThread(*core);
     const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
     const auto deadline = deadlineAfter(limit);
+    core->agent().refuseOwnCalls();
     try {
-      core->barrier(api::kLeaving, limit);
-      if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
-        throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
+      if (!core->agent().isEnding()) {
+        core->barrier(api::kLeaving, limit);
+        if (!core->rrefs().deleteAllUsers(std::min<Duration>(api::kReferencesTimeout, timeUntil(deadline)))) {
+          throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
+        }
+        core->join(timeUntil(deadline));
       }
-      core->join(limit);
     } catch (...) {
-      owned_ = nullptr;
-      end(core, timeUntil(deadline));
+      end(owned_, deadline);
       throw;
     }
-    owned_ = nullptr;
-    end(core, timeUntil(deadline));
+    if (!end(owned_, deadline)) throw stillRunning(*core);
   });
 }
 
@@ -361,13 +430,11 @@ bool Node::leave(Timeout timeout) {
   return api::concerning(core->self().name, [&] {
     core->requireItsProcess();
     api::requireOtherThread(*core);
-    const auto limit = api::waitLimitOf(timeout, "the time-out of leave()");
+    const auto limit = api::limitOf(timeout, "the time-out of leave()");
     const auto deadline = deadlineAfter(limit);
     const bool has_ended = core->leaveAlone(limit);
     core->rrefs().deleteAllUsers(timeUntil(deadline));
-    owned_ = nullptr;
-    end(core, timeUntil(deadline));
-    return has_ended;
+    return end(owned_, deadline) && has_ended;
   });
 }
 
@@ -375,7 +442,7 @@ void Node::stop() {
   if (const auto core = std::static_pointer_cast<core::Node>(owned_)) {
     api::concerning(core->self().name, [&] { api::requireOtherThread(*core); });
   }
-  end(std::static_pointer_cast<core::Node>(std::exchange(owned_, nullptr)), kNoLimit);
+  end(owned_, kNever);
 }
 
 }  // namespace v1

@@ -33,7 +33,9 @@ std::string required(const char* name, const std::string& remedy) {
 int32_t number(const std::string& text, const std::string& what) {
   int32_t value = 0;
   const auto end = text.data() + text.size();
-  if (const auto [at, error] = std::from_chars(text.data(), end, value); error != std::errc() || at != end) {
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::result_out_of_range) throwInvalidArgument(what + " is out of range: " + text);
+  if (error != std::errc() || at != end) {
     throwInvalidArgument(what + " must be a number, but is '" + text + "'");
   }
   return value;
@@ -110,9 +112,7 @@ StorePtr openStore(Meeting& meeting) {
     const auto port = rest.rfind(':');
     if (port == std::string::npos)
       throwInvalidArgument("the port is missing in " + meeting.url + ": write tcp://host:port");
-    auto host = rest.substr(0, port);
-    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-    return openTcp(meeting, host, rest.substr(port + 1));
+    return openTcp(meeting, rendezvousHost(meeting.url), rest.substr(port + 1));
   }
   if (scheme == "file" && !rest.empty()) {
     // Without this check c10d would retry until its own time-out.

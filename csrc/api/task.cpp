@@ -4,6 +4,7 @@
 
 #include "api/access.h"
 #include "api/future_state.h"
+#include "base/exception.h"
 #include "node/thread_state.h"
 
 namespace torchrpc {
@@ -42,6 +43,13 @@ void resumeWhenReady(const FutureStatePtr& awaited, std::coroutine_handle<> coro
       coroutine.resume();
     });
   });
+}
+
+void beforeResult(const FutureState& awaited) {
+  const auto raised = current_task ? awaited.error() : nullptr;
+  if (!raised) return;
+  const auto code = errorFromException(raised, ErrorCode::kUserException).code();
+  if (code == ErrorCode::kCancelled) current_task->onCancellationSeen();
 }
 
 TaskPromise::TaskPromise(const NodeRef* node)

@@ -43,8 +43,9 @@ BackwardPass::Environment environment(Messenger& messenger, const AutogradServic
             const auto error = to_error(std::move(raised));
             const auto& self = messenger.self();
             return Error(
-                ErrorCode::kBackward, "Error on Node " + std::to_string(self.id) + ": " + error.text(), self.name,
-                error.detail());
+                       ErrorCode::kBackward, "Error on Node " + std::to_string(self.id) + ": " + error.text(),
+                       self.name, error.detail())
+                .withExceptionType(error.exceptionType());
           },
       .enter_user_code = options.enter_user_code ? options.enter_user_code : [] { return nullptr; },
       .progress_timeout = options.progress_timeout ? options.progress_timeout : [] { return kNoLimit; },

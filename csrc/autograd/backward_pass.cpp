@@ -1,6 +1,7 @@
 #include "autograd/backward_pass.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "agent/thread_record.h"
 #include "base/executor/thread_pool.h"

@@ -123,6 +123,7 @@ void ContextTable::schedule(WorkerId owner, WorkerId receiver, bool is_lost) {
   if (receiver == self_ || receiver == owner) return;
   auto& scheduled = scheduled_snapshots_[receiver][owner];
   scheduled = scheduled || is_lost;
+  has_scheduled_ = true;
 }
 
 LiveSetSnapshot ContextTable::ownSnapshot() const {
@@ -135,8 +136,10 @@ LiveSetSnapshot ContextTable::ownSnapshot() const {
 
 std::string ContextTable::takeScheduledSnapshots(WorkerId worker) {
   std::string out;
+  if (!has_scheduled_) return out;
   MutexLock lock(mutex_);
   const auto owners = scheduled_snapshots_.extract(worker);
+  has_scheduled_ = !scheduled_snapshots_.empty();
   if (!owners) return out;
   Writer writer(out);
   for (const auto& [owner, is_lost] : owners.mapped()) {

@@ -8,6 +8,7 @@
 // snapshots on to the workers that it has sent the ended contexts to. Only a snapshot that comes from the owner itself
 // ends contexts. After one from another worker, the receiver asks the owner. See README.md. Thread-safe.
 
+#include <atomic>
 #include <map>
 #include <optional>
 #include <set>
@@ -124,6 +125,8 @@ class ContextTable {
   std::set<WorkerId> unconfirmed_owners_ TORCHRPC_GUARDED_BY(mutex_);  ///< with a new context that may have ended
   /// receiver -> owners whose snapshots it will be sent; true: the notice that this worker has lost the owner instead
   std::map<WorkerId, std::map<WorkerId, bool>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
+  /// Whether there may be scheduled snapshots: set with the mutex. Without them a message does not take the mutex.
+  std::atomic<bool> has_scheduled_{false};
 };
 
 }  // namespace torchrpc

@@ -3,13 +3,14 @@
 #include <unordered_map>
 
 #include "base/executor/thread_pool.h"
+#include "base/sync/fork_safe_mutex.h"
 
 namespace torchrpc {
 
 namespace {
 
 struct Loans {
-  Mutex mutex;
+  ForkSafeMutex mutex;
   CondVar ended;
   std::unordered_map<const at::TensorImpl*, GradientLoan::Scope> by_leaf TORCHRPC_GUARDED_BY(mutex);
 };

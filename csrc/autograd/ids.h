@@ -26,6 +26,7 @@ constexpr int64_t makeAutogradId(WorkerId worker, int64_t counter) {
 }
 /// The worker that created the id.
 constexpr WorkerId makerOf(int64_t id) { return static_cast<WorkerId>(id >> kCounterBits); }
+static_assert(makerOf(makeAutogradId(kMaxWorldSize - 1, 0)) == kMaxWorldSize - 1);
 /// Whether ids can name that worker.
 constexpr bool canMake(WorkerId worker) { return worker >= 0 && makerOf(makeAutogradId(worker, 0)) == worker; }
 

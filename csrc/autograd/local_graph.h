@@ -8,7 +8,6 @@
 // Nodes run on the calling thread, one at a time, the last created one first. Hooks see the same order as with torch's
 // engine on a CPU. Operators use torch's own threads. Not thread-safe: one thread at a time.
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
 #include <functional>
@@ -20,6 +19,10 @@
 
 #include "autograd/functions.h"
 #include "device/streams.h"
+
+namespace torch::autograd {
+struct AccumulateGrad;  // its header includes every operator of torch
+}
 
 namespace torchrpc {
 

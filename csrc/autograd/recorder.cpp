@@ -1,6 +1,7 @@
 #include "autograd/recorder.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
@@ -54,6 +55,9 @@ std::optional<Recorded> recordedIn(const Message& message) {
   return recorded;
 }
 
+/// Whether torch records operators on this thread. In inference mode it does not, even if grad is enabled.
+bool isGradEnabled() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
+
 /// The devices of the sender on which the tensors that require grad were, in the order of these tensors.
 std::vector<std::optional<c10::Device>> sourcesOf(const Message& message) {
   const auto moves = deviceMovesOf(message);
@@ -73,7 +77,7 @@ std::vector<std::optional<c10::Device>> sourcesOf(const Message& message) {
 
 void Recorder::recordSend(AutogradContext& context, Message& message, WorkerId to, bool always) {
   edge_list edges;
-  if (at::GradMode::is_enabled()) {
+  if (isGradEnabled()) {
     for (const auto& tensor : message.tensors) {
       if (tensor.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(tensor));
     }
@@ -112,23 +116,29 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
   if (!carriesValues(message.kind))
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   auto context = currentContext();
+  const bool without_grad = context && !isGradEnabled();
+  if (without_grad) message.headers.push_back({HeaderKind::kNoGrad, {}});
   if (context && (to == self().id || context->addKnownWorker(to))) {
     recordSend(*context, message, to, mayUseContext(message.kind));
   }
   const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
   auto snapshots = contexts_.takeScheduledSnapshots(to);
   if (!snapshots.empty()) message.headers.push_back({HeaderKind::kAutogradLiveSets, snapshots});
-  if (!recorded && snapshots.empty())
+  if (!recorded && !without_grad && snapshots.empty())
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   ForwardingMessenger::request(
       to, std::move(message), timeout,
-      [this, to, context = recorded ? std::move(context) : nullptr, snapshots = std::move(snapshots),
+      [this, to, without_grad, context = recorded ? std::move(context) : nullptr, snapshots = std::move(snapshots),
        handler = std::move(handler)](Result<Message> reply) {
         if (!reply && !snapshots.empty()) {
           contexts_.rescheduleSnapshots(to, snapshots);
           events_.on_undelivered();
         }
-        if (reply && context) {
+        if (reply && without_grad) {
+          for (const auto& tensor : reply.value().tensors) {
+            if (tensor.requires_grad()) tensor.set_requires_grad(false);
+          }
+        } else if (reply && context) {
           try {
             recordRecv(*context, reply.value(), to);
           } catch (const Error& malformed) {
@@ -149,6 +159,7 @@ void Recorder::receiveSnapshots(const std::string& snapshots, WorkerId from) {
   {
     MutexLock lock(mutex_);
     std::move(ended.begin(), ended.end(), std::back_inserter(ended_));
+    has_ended_ = true;
     if (std::exchange(end_scheduled_, true)) return;
   }
   postAfter(kEndDelay, [this] {
@@ -161,10 +172,12 @@ void Recorder::receiveSnapshots(const std::string& snapshots, WorkerId from) {
 }
 
 void Recorder::endContexts() {
+  if (!has_ended_) return;
   std::vector<ContextPtr> ended;
   {
     MutexLock lock(mutex_);
     ended.swap(ended_);
+    has_ended_ = false;
   }
   if (!ended.empty()) events_.on_ended(std::move(ended));
 }
@@ -184,10 +197,13 @@ ContextPtr Recorder::enterContext(const Request& request) {
 
 void Recorder::on(Kind kind, Where where, RequestHandler handler) {
   if (!carriesValues(kind)) return ForwardingMessenger::on(kind, where, std::move(handler));
-  auto recorded = [this, handler = std::move(handler)](Request request, Responder responder) {
+  auto recorded = [this, handler = std::move(handler)](Request&& request, const Responder& responder) {
+    const bool without_grad = request.message.header(HeaderKind::kNoGrad) != nullptr;
+    const at::AutoGradMode grad_mode(at::GradMode::is_enabled() && !without_grad);
     auto context = enterContext(request);
-    if (!context) return handler(std::move(request), std::move(responder));
+    if (!context) return handler(std::move(request), responder);
     const ContextScope scope(context);
+    if (without_grad) return handler(std::move(request), responder);
     const auto from = request.from.id;
     handler(std::move(request), Responder([this, context = std::move(context), from, responder](Result<Message> reply) {
               if (reply) recordSend(*context, reply.value(), from, /*always=*/false);
@@ -195,10 +211,11 @@ void Recorder::on(Kind kind, Where where, RequestHandler handler) {
             }));
   };
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(recorded));
-  ForwardingMessenger::on(kind, where, [this, recorded = std::move(recorded)](Request request, Responder responder) {
-    recorded(std::move(request), std::move(responder));
-    endContexts();  // here, after the reply, because another thread would compete with the call for the core
-  });
+  ForwardingMessenger::on(
+      kind, where, [this, recorded = std::move(recorded)](Request&& request, const Responder& responder) {
+        recorded(std::move(request), responder);
+        endContexts();  // here, after the reply, because another thread would compete with the call for the core
+      });
 }
 
 }  // namespace torchrpc

@@ -4,6 +4,7 @@
 // fetches and their replies; it makes the caller's context current in the callee's handler; and it attaches live-set
 // snapshots to calls. Other messages are forwarded unchanged. Threads: as Messenger.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -55,6 +56,7 @@ class Recorder final : public ForwardingMessenger {
   const Events events_;
   Mutex mutex_;
   std::vector<ContextPtr> ended_ TORCHRPC_GUARDED_BY(mutex_);  ///< by their owners, but not here yet
+  std::atomic<bool> has_ended_{false};  ///< there are such contexts; without them a request does not take the mutex
   bool end_scheduled_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 

@@ -15,7 +15,9 @@ namespace torchrpc {
 /// Returns the error with `worker` as the worker concerned, unless it names one already.
 inline Error namedError(const Error& error, const std::string& worker) {
   if (!error.worker().empty()) return error;
-  return Error(error.code(), error.text(), worker, error.detail()).withOrigin(error.origin());
+  return Error(error.code(), error.text(), worker, error.detail())
+      .withOrigin(error.origin())
+      .withExceptionType(error.exceptionType());
 }
 
 }  // namespace torchrpc

@@ -2,6 +2,11 @@
 
 #include <c10/util/Exception.h>
 
+#include <cxxabi.h>
+#include <typeinfo>
+
+#include "base/demangle.h"
+
 namespace torchrpc {
 
 std::string textOf(const std::exception& exception) {
@@ -14,11 +19,15 @@ Error errorFromException(
   try {
     std::rethrow_exception(raised);
   } catch (const Error& error) {
-    return Error(error.code(), context + error.text(), error.worker(), error.detail()).withOrigin(error.origin());
+    return Error(error.code(), context + error.text(), error.worker(), error.detail())
+        .withOrigin(error.origin())
+        .withExceptionType(error.exceptionType());
   } catch (const std::exception& error) {
-    return {code, context + textOf(error), worker};
+    return Error(code, context + textOf(error), worker).withExceptionType(demangledName(typeid(error)));
   } catch (...) {
-    return {code, context + "unknown exception", worker};
+    const auto* const type = abi::__cxa_current_exception_type();
+    const auto name = type ? demangledName(*type) : std::string("unknown type");
+    return Error(code, context + "an exception of type " + name, worker).withExceptionType(name);
   }
 }
 

@@ -15,8 +15,8 @@ namespace torchrpc {
 std::string textOf(const std::exception& exception);
 
 /// Converts the exception to an Error. An Error keeps its code, worker and detail. Any other exception becomes an Error
-/// with `code` and `worker`; its text is that of textOf(), or "unknown exception" if it is no std::exception. `context`
-/// is put before the text in all cases. `raised` must not be null.
+/// with `code`, `worker` and its type; its text is that of textOf(), or names the type if it is no std::exception.
+/// `context` is put before the text in all cases. `raised` must not be null.
 Error errorFromException(
     const std::exception_ptr& raised, ErrorCode code, const std::string& worker = {}, const std::string& context = {});
 

@@ -8,6 +8,8 @@
 namespace torchrpc {
 
 namespace {
+constexpr size_t kMaxNameBytes = 127;
+
 [[noreturn]] void throwForSelf(std::string text) { throw Error(ErrorCode::kInvalidArgument, std::move(text)); }
 }  // namespace
 
@@ -22,17 +24,20 @@ std::string toString(const WorkerInfo& worker) {
   return "WorkerInfo(id=" + std::to_string(worker.id) + ", name=" + worker.name + ")";
 }
 
+bool isName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxNameBytes && std::ranges::all_of(name, [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == ':' || c == '-' || c == '.';
+  });
+}
+
 void validateName(const std::string& name) {
-  if (name.empty()) throwForSelf("Worker name must be non-empty: pass init_rpc a name such as \"worker0\"");
-  if (name.size() >= 128) {
+  if (name.empty()) throwForSelf("Worker name must be non-empty: give the worker a name such as \"worker0\"");
+  if (name.size() > kMaxNameBytes) {
     throwForSelf(
         "Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
         std::to_string(name.size()));
   }
-  auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '-'; };
-  if (!std::all_of(name.begin(), name.end(), allowed)) {
-    throwForSelf("Worker name must match ^[A-Za-z0-9-_:]*$, but got \"" + name + "\"");
-  }
+  if (!isName(name)) throwForSelf("Worker name must match ^[A-Za-z0-9-_:.]*$, but got \"" + name + "\"");
 }
 
 void validateSelf(const WorkerInfo& self, int32_t world_size) {
@@ -40,6 +45,11 @@ void validateSelf(const WorkerInfo& self, int32_t world_size) {
   validateName(name);
   if (self.id < 0) throwForSelf("rank must be 0 or more, but " + name + " got " + std::to_string(self.id));
   if (world_size < 0) throwForSelf("world_size must be positive, but " + name + " got " + std::to_string(world_size));
+  if (world_size > kMaxWorldSize || self.id >= kMaxWorldSize) {
+    throwForSelf(
+        "a group has " + std::to_string(kMaxWorldSize) + " workers at most, but " + name + " got " +
+        (world_size > kMaxWorldSize ? "world_size " + std::to_string(world_size) : "rank " + std::to_string(self.id)));
+  }
   if (world_size > 0 && self.id >= world_size) {
     throwForSelf(
         "rank must be less than world_size, but " + name + " got rank " + std::to_string(self.id) + " in a group of " +

@@ -6,11 +6,17 @@
 #include <functional>
 #include <ostream>
 #include <string>
+#include <string_view>
 
 #include "torchrpc/worker_info.h"  // IWYU pragma: export
 
 namespace torchrpc {
 
+/// The largest number of workers in a group: the ids of distributed autograd have 15 bits for the rank.
+constexpr int32_t kMaxWorldSize = 1 << 15;
+
+/// Whether a worker, or a role of workers, may have this name.
+bool isName(std::string_view name);
 /// Throws Error(kInvalidArgument) if this is not a valid name of a worker.
 void validateName(const std::string& name);
 /// Throws Error(kInvalidArgument) if the name or the rank is not valid in a group of this size. `world_size` 0: the

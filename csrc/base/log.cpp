@@ -47,6 +47,26 @@ class CurrentSink {
   std::shared_ptr<const LogSink> sink_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
+/// Escapes control characters, also those of two bytes in UTF-8: names in the text may come from other workers, and
+/// must not command a terminal or begin another line.
+std::string printable(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
+    const bool is_control =
+        (byte < 0x20 && byte != '\t') || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0);
+    if (!is_control) {
+      out += text[i];
+      continue;
+    }
+    const unsigned code = byte == 0xc2 ? next : byte;
+    for (const char part : {'\\', 'x', "0123456789abcdef"[code >> 4], "0123456789abcdef"[code & 15]}) out += part;
+    if (byte == 0xc2) ++i;
+  }
+  return out;
+}
+
 }  // namespace
 
 void v1::setLogSink(LogSink sink) {
@@ -55,7 +75,7 @@ void v1::setLogSink(LogSink sink) {
 
 void logToStandardError(LogLevel level, const std::string& text) {
   // One write for the whole line, so that lines of several processes do not mix.
-  std::cerr << "torchrpc " + std::string(name(level)) + ": " + text + "\n" << std::flush;
+  std::cerr << "torchrpc " + std::string(name(level)) + ": " + printable(text) + "\n" << std::flush;
 }
 
 void log(LogLevel level, const std::string& text) {

@@ -24,6 +24,7 @@
 #include "bindings/py_tracing.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
+#include "wire/callable_name.h"
 
 namespace torchrpc::bindings {
 
@@ -48,6 +49,9 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
     keepPythonState();
     return std::make_shared<AcquireGil>();
   };
+  options.agent.is_group_function = [](const Message& call) {
+    return callableName(call.kind, call.payload).starts_with("torchrpc.rpc.");
+  };
   options.report_slow_calls = slowCallReporter();
   options.stacks = makeStackSource();
   auto node = [&] {
@@ -65,6 +69,16 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
 Node& nodeOf(const PyAgent& agent) {
   agent.node()->requireItsProcess();
   return *agent.node();
+}
+
+/// Calls the method of that name that the agent's own class has in place of the base's. Raises NotImplementedError if
+/// it has none.
+py::object callOwn(const py::object& agent, const char* name, const py::args& args, const py::kwargs& kwargs) {
+  const auto own = py::type::of(agent).attr(name);
+  if (!own.is(py::type::of<RpcAgent>().attr(name))) return own(agent, *args, **kwargs);
+  const auto type = py::cast<std::string>(py::type::of(agent).attr("__qualname__"));
+  PyErr_SetString(PyExc_NotImplementedError, ("the agent of this backend, a " + type + ", has no " + name).c_str());
+  throw py::error_already_set();
 }
 
 std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
@@ -142,6 +156,7 @@ void bindOptions(py::module_& module) {
       },
       "Host and port where the group of env:// meets, as texts; empty: unknown.");
   module.attr("_DEFAULT_NUM_WORKER_THREADS") = defaults.node.agent.threads;
+  module.attr("_MAX_WORLD_SIZE") = kMaxWorldSize;
   module.attr("_DEFAULT_RPC_TIMEOUT_SEC") = defaults.rpc_timeout;
   module.attr("_UNSET_RPC_TIMEOUT") = kUnsetTimeout;
 
@@ -167,7 +182,7 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport,
                       std::string secret, std::string identity, const std::map<std::string, std::string>& tls,
                       std::string encryption, std::string port, const AllowedNames& allowed,
-                      std::optional<double> liveness_timeout, bool propagate_deadlines,
+                      std::optional<double> liveness_timeout, bool propagate_deadlines, bool cancel_on_timeout,
                       std::optional<int64_t> max_queued_bytes, std::optional<double> idempotency_window,
                       std::optional<bool> metrics, std::optional<double> slow_call_s, bool uses_pickles,
                       const std::map<std::string, uint64_t>& limits,
@@ -190,6 +205,7 @@ void bindOptions(py::module_& module) {
             auto& node = options->node;
             node.agent.threads = num_worker_threads;
             node.agent.propagate_deadlines = propagate_deadlines;
+            node.agent.cancel_on_timeout = cancel_on_timeout;
             node.transport.kind = std::move(transport);
             node.transport.transports = std::move(transports);
             node.transport.channels = std::move(channels);
@@ -221,17 +237,19 @@ void bindOptions(py::module_& module) {
           py::arg("maps_to_same_device") = false, py::arg("devices") = py::list(), py::arg("transport") = "",
           py::arg("secret") = "", py::arg("identity") = "", py::arg("tls") = py::dict(), py::arg("encryption") = "",
           py::arg("port") = "", py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
-          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
-          py::arg("idempotency_window") = std::nullopt, py::arg("metrics") = std::nullopt,
-          py::arg("slow_call_s") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
-          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none(),
-          py::arg("share_device_tensors") = false)
+          py::arg("propagate_deadlines") = false, py::arg("cancel_on_timeout") = true,
+          py::arg("max_queued_bytes") = std::nullopt, py::arg("idempotency_window") = std::nullopt,
+          py::arg("metrics") = std::nullopt, py::arg("slow_call_s") = std::nullopt, py::arg("uses_pickles") = true,
+          py::arg("limits") = py::dict(), py::arg("quotas") = py::list(), py::arg("audit_path") = "",
+          py::arg("audit_function") = py::none(), py::arg("share_device_tensors") = false)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
       .def_property(
           "propagate_deadlines", [](const TensorPipeOptionsBase& self) { return self.node.agent.propagate_deadlines; },
           [](TensorPipeOptionsBase& self, bool propagate) { self.node.agent.propagate_deadlines = propagate; })
+      .def_property_readonly(
+          "cancel_on_timeout", [](const TensorPipeOptionsBase& self) { return self.node.agent.cancel_on_timeout; })
       .def_property_readonly(
           "max_queued_bytes", [](const TensorPipeOptionsBase& self) { return self.node.max_queued_bytes; })
       .def_property_readonly(
@@ -339,6 +357,7 @@ Node::Options TensorPipeOptionsBase::nodeOptions() const {
       .maps = toDeviceMaps(device_maps),
       .devices = py::cast<Devices>(devices),
       .maps_to_same_device = maps_to_same_device};
+  options.metadata = metadataOf(options.allowed_functions);
   return options;
 }
 
@@ -422,8 +441,18 @@ void bindAgent(py::module_& module) {
   bindOptions(module);
   bindWorkerInfo(module);
 
-  py::class_<RpcAgent, std::shared_ptr<RpcAgent>>(module, "RpcAgent", "Base of the agents of all backends.")
-      .def(py::init<>());
+  py::class_<RpcAgent, std::shared_ptr<RpcAgent>> base(module, "RpcAgent", "Base of the agents of all backends.");
+  base.def(py::init<>());
+  for (const char* name :
+       {"_get_device_map", "get_debug_info", "get_metrics", "get_worker_info", "get_worker_infos", "join", "shutdown",
+        "sync"}) {
+    base.def(name, [name](const py::object& self, const py::args& args, const py::kwargs& kwargs) {
+      return callOwn(self, name, args, kwargs);
+    });
+  }
+  py::class_<CallGate::Hold, std::shared_ptr<CallGate::Hold>>(
+      module, "_Hold", "While it lives and is not released, the worker keeps calls of user functions.")
+      .def("release", &CallGate::Hold::release);
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<PyAgent, RpcAgent, std::shared_ptr<PyAgent>>(module, "TensorPipeAgent")
       .def(
@@ -450,6 +479,17 @@ void bindAgent(py::module_& module) {
             }
           },
           no_gil)
+      .def("_keep_first_calls", [](PyAgent& self) { nodeOf(self).keepFirstCalls(); })
+      .def("_release_first_calls", [](PyAgent& self) { nodeOf(self).releaseFirstCalls(); })
+      .def(
+          "_keep_calls",
+          [](PyAgent& self, double limit) {
+            auto& agent = nodeOf(self).agent();
+            auto hold = agent.keepCalls();
+            agent.releaseAfter(durationFromSeconds(limit), hold);
+            return hold;
+          },
+          py::arg("limit"))
       .def(
           "join",
           [](PyAgent& self, bool /*shutdown*/, double timeout) { nodeOf(self).join(toTimeout(nodeOf(self), timeout)); },
@@ -465,6 +505,7 @@ void bindAgent(py::module_& module) {
           [](PyAgent& self, const std::vector<WorkerId>& workers) { return nodeOf(self).agent().lostAmong(workers); },
           py::arg("workers"), no_gil)
       .def("sync", [](PyAgent&) {})
+      .def("_refuse_own_calls", [](PyAgent& self) { nodeOf(self).agent().refuseOwnCalls(); })
       .def(
           "_drain",
           [](PyAgent& self, double limit, double timeout) {
@@ -483,6 +524,7 @@ void bindAgent(py::module_& module) {
       .def(
           "get_worker_info", [](const PyAgent& self, WorkerId id) { return nodeOf(self).worker(id); }, py::arg("id"))
       .def("get_worker_infos", [](const PyAgent& self) { return nodeOf(self).workers(); })
+      .def("_is_peer_ending", [](const PyAgent& self) { return nodeOf(self).agent().isPeerEnding(); })
       .def("_living_workers", [](const PyAgent& self) { return nodeOf(self).livingWorkers(); })
       .def(
           "_incarnation", [](const PyAgent& self, WorkerId id) { return nodeOf(self).agent().incarnation(id); },
@@ -500,8 +542,9 @@ void bindAgent(py::module_& module) {
           "_update_group_membership",
           [](PyAgent& self, const WorkerInfo& worker, const py::list& /*my_devices*/,
              const py::dict& /*reverse_device_map*/, bool is_join) {
+            const auto* caller = currentCaller();
             const py::gil_scoped_release released;
-            is_join ? self.node()->admit(worker) : self.node()->expel(worker);
+            is_join ? self.node()->admit(worker, caller) : self.node()->expel(worker, caller);
           },
           py::arg("worker_info"), py::arg("my_devices"), py::arg("reverse_device_map"), py::arg("is_join"))
       .def("_get_backend_options", [](const PyAgent& self) { return self.options(); })
@@ -551,13 +594,19 @@ void bindAgent(py::module_& module) {
           "The pattern of the callers' names; '' for callers that no pattern matches.")
       .def(
           "entry_for", [](const WorkerAllowList& self, const std::string& name) { return self.list->entryFor(name); },
-          py::arg("name"), "The entry that allows `name`, '' if there is none.");
+          py::arg("name"), "The entry that allows `name`, '' if there is none.")
+      .def(
+          "record_run",
+          [](const WorkerAllowList& self, const std::string& name) {
+            if (self.audit) self.audit->addRan(name);
+          },
+          py::arg("name"), "Adds to the audit log a function or class that runs while arguments are read.");
   module.def(
       "_allow_list", &allowListInForce,
       "This worker's allowed_functions, or None. Without a worker, those of the last one that had any.");
   module.def(
-      "_uses_pickles", [] { return !currentNodeIfOurs() || currentNodeIfOurs()->usesPickles(); },
-      "False: this worker neither writes nor reads pickles.");
+      "_uses_pickles", &usesPickles,
+      "False: this worker neither writes nor reads pickles, or the last one of this process did not.");
   bindPredicate<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(
@@ -574,8 +623,11 @@ void bindAgent(py::module_& module) {
       },
       py::arg("agent"));
   module.def(
-      "_caller", [] { return currentCaller() ? std::optional(currentCaller()->worker) : std::nullopt; },
+      "_caller", [] { return currentCaller() ? std::optional(currentCaller()->info) : std::nullopt; },
       "The worker whose call this thread runs as a Python function; None if it runs none.");
+  module.def(
+      "_caller_is_client", [] { return currentCaller() && !currentCaller()->is_member; },
+      "Whether that worker has proved to be a client of the group, not a member.");
   module.def(
       "_prepare_store_file", &prepareStoreFile, py::arg("path"), py::arg("has_given_secret"),
       "Creates the file of a file:// store. Raises if it cannot be opened, or is not private but has the secret.");

@@ -1,6 +1,6 @@
 // rpc_sync, rpc_async and remote of torch operators, C++ functions, script functions and Python functions.
 
-#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
@@ -100,7 +100,7 @@ Outgoing encodePython(
   try {
     return encodePythonCall(*route.node, kind, route.to, function, args, kwargs, async_execution);
   } catch (const py::error_already_set& e) {
-    if (e.matches(PyExc_Exception) && route.node->usesPickles()) {
+    if (e.matches(PyExc_Exception) && !e.matches(internalFunction("SerializationError"))) {
       internalFunction("raise_unsendable")(e.value(), route.to.name, function, args, kwargs);
     }
     throw;
@@ -214,7 +214,7 @@ py::object call(Positional<5> values) {
   return send(call.route, call.call.function, call.encoded<operation>());
 }
 
-/// Converts the tuple that torchrpc.rpc._retries passes to a Repetition.
+/// Converts the tuple that torchrpc.rpc._calls.retries passes to a Repetition.
 std::shared_ptr<const Repetition> toRepetition(PyObject* object) {
   const auto values = py::cast<std::tuple<uint32_t, double, double, bool, uint32_t, double, std::string>>(
       py::reinterpret_borrow<py::object>(object));
@@ -251,17 +251,29 @@ void bindCalls(py::module_& module) {
   bindDirectly<6, callRepeatedly<Operation::kCall, callSync>>(module, "_call_sync_repeatedly", repeated);
   bindDirectly<6, callRepeatedly<Operation::kCall, callAsync>>(module, "_call_async_repeatedly", repeated);
   bindDirectly<6, callRepeatedly<Operation::kRemote, callRemote>>(module, "_call_remote_repeatedly", repeated);
-  // For the fuzzer tests/fuzz/plain_objects.py: a message with two tensors, without RRefs.
-  const auto decode = [](const py::bytes& data) {
-    const std::vector<at::Tensor> tensors = {at::zeros({2}), at::Tensor()};
-    const std::vector<RRefPtr> received;
-    const IncomingRRefs rrefs(nullptr, received);
-    Reader reader(std::string_view{data});
-    auto value = decodePlain(reader, tensors, rrefs);
-    reader.expectEnd();
-    return value;
-  };
-  module.def("_decode_plain", decode, py::arg("data"));
+  module.def(
+      "_encode_objects",
+      [](const py::object& value, const py::object& classes) {
+        std::string bytes;
+        std::vector<at::Tensor> tensors;
+        Writer writer(bytes);
+        encodeObjects(value, writer, tensors, nullptr, classes, py::none());
+        if (!tensors.empty()) throw Error(ErrorCode::kSerialization, "a tensor cannot be sent here");
+        return py::bytes(bytes);
+      },
+      py::arg("value"), py::arg("classes"), "The bytes of a value without tensors and RRefs.");
+  module.def(
+      "_decode_objects",
+      [](const py::bytes& data, const py::object& allowed, const std::vector<at::Tensor>& tensors) {
+        const std::vector<RRefPtr> received;
+        const IncomingRRefs rrefs(nullptr, received);
+        Reader reader(std::string_view{data});
+        auto value = decodeObjects(reader, tensors, rrefs, allowed);
+        reader.expectEnd();
+        return value;
+      },
+      py::arg("data"), py::arg("allowed"), py::arg("tensors") = std::vector<at::Tensor>(),
+      "The value with these bytes and tensors, under an allow-list or None.");
 }
 
 }  // namespace torchrpc::bindings

@@ -1,7 +1,6 @@
 // Optimizers that step without Python: the distributed one, and a local one, which tests compare with torch.optim.
 
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"

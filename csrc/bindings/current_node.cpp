@@ -12,6 +12,7 @@ struct Current {
   std::shared_ptr<Node> node;  ///< the agent's, if it is a PyAgent
   std::string parent;          ///< the worker whose process this one was forked from; empty: none
   WorkerAllowList last_list;   ///< of the latest node that had a list; its list is null if there was none
+  bool uses_pickles = true;    ///< the node, or the latest one
   MakerProcess maker;
 };
 
@@ -22,7 +23,8 @@ Current& current() {
   if (!current->maker.isThisOne()) {
     const auto& inherited = *current;
     auto parent = inherited.node ? inherited.node->self().name : inherited.parent;
-    current = new Current{.parent = std::move(parent), .last_list = inherited.last_list};
+    current = new Current{
+        .parent = std::move(parent), .last_list = inherited.last_list, .uses_pickles = inherited.uses_pickles};
   }
   return *current;
 }
@@ -39,9 +41,14 @@ std::string forkedFrom() {
 bool isCurrentAgentSet() { return static_cast<bool>(current().agent); }
 
 void setCurrentAgent(py::object agent) {
-  Current next{.agent = std::move(agent), .parent = current().parent, .last_list = current().last_list};
+  Current next{
+      .agent = std::move(agent),
+      .parent = current().parent,
+      .last_list = current().last_list,
+      .uses_pickles = current().uses_pickles};
   if (next.agent && py::isinstance<PyAgent>(next.agent)) next.node = py::cast<const PyAgent&>(next.agent).node();
   if (next.node) {
+    next.uses_pickles = next.node->usesPickles();
     if (auto list = next.node->allowed().ofAnyone()) next.last_list = {next.node->self().name, std::move(list)};
   }
   std::swap(current(), next);
@@ -66,6 +73,8 @@ std::shared_ptr<Node> currentNode() {
 
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
+bool usesPickles() { return current().uses_pickles; }
+
 namespace {
 py::object listOrNone(const Node& node, AllowListPtr list, bool is_for_member) {
   return list ? py::cast(WorkerAllowList{node.self().name, std::move(list), is_for_member}) : py::none();
@@ -78,7 +87,7 @@ py::object allowListFor(const Node& node, const std::string& peer, bool is_membe
 
 py::object allowListInForce() {
   if (const auto& node = current().node) {
-    if (const auto* caller = currentCaller()) return allowListFor(*node, caller->worker.name, caller->is_member);
+    if (const auto* caller = currentCaller()) return allowListFor(*node, caller->info.name, caller->is_member);
     return listOrNone(*node, node->allowed().ofAnyone(), true);
   }
   return current().last_list.list ? py::cast(current().last_list) : py::none();

@@ -30,12 +30,16 @@ std::string forkedFrom();
 std::shared_ptr<Node> currentNode();
 /// The same, or nullptr where currentNode() throws.
 std::shared_ptr<Node> currentNodeIfOurs();
+/// Whether the current node uses pickles: see Node::Options. Without one, whether the last node did: what a worker has
+/// received without pickles is read without them after the shutdown, too. Needs the GIL.
+bool usesPickles();
 
 /// The allow-list of a worker, with the worker's name for error texts.
 struct WorkerAllowList {
   std::string worker;
   AllowListPtr list;
-  bool is_for_member = true;  ///< the caller is a member of the group, not a client: see PeerIdentity
+  bool is_for_member = true;             ///< the caller is a member of the group, not a client: see PeerIdentity
+  std::shared_ptr<AuditedCall> audit{};  ///< of the call whose arguments are read under the list; may be null
 };
 
 /// Returns the node's allow-list for messages of `peer`, as a Python object; None if there is no list. Needs the GIL.

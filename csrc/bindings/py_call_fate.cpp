@@ -74,6 +74,16 @@ CallFate::CallFate(const std::shared_ptr<Node>& node, std::string function, Work
   if (areCallSitesKept()) site_ = CallSite::here();
 }
 
+void CallFate::requireItsProcess() const {
+  if (const auto node = node_.lock()) node->requireItsProcess();
+}
+
+bool CallFate::cancel(CallId call) {
+  onSeen();
+  const auto node = node_.lock();
+  return call != 0 && node && node->agent().cancel(call);
+}
+
 void CallFate::onFailed(const Error& error) {
   if (error.code() != ErrorCode::kShutdown) onFailed(error.text());
 }

@@ -49,6 +49,10 @@ class CallFate {
   const WorkerInfo& worker() const { return worker_; }
   /// Called when the program waits for the future, or adds a callback to it.
   void onSeen() { flags_.fetch_or(kSeen, std::memory_order_relaxed); }
+  /// Cancels the call, and counts the future as used. Returns false if the call has ended. Called without the GIL.
+  bool cancel(CallId call);
+  /// Throws Error(kShutdown) in a forked child of the process that has made the call.
+  void requireItsProcess() const;
   /// Counts the objects by which Python holds the future. After the last one is dropped, the program cannot use the
   /// future any more.
   void addHandle() { handles_.fetch_add(1, std::memory_order_relaxed); }

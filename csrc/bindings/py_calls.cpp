@@ -3,6 +3,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
+#include <algorithm>
+
+#include "base/name_pattern.h"
 #include "bindings/current_node.h"
 #include "bindings/py_codec.h"
 #include "bindings/py_errors.h"
@@ -12,6 +15,10 @@
 namespace torchrpc::bindings {
 
 namespace {
+
+// The first characters of the lines of metadataOf().
+constexpr char kLimited = '+';
+constexpr char kUnlimited = '-';
 
 /// Appends the pickle of `object` to the payload, and its tensors and buffers to the tensors.
 void appendPickle(Message& message, py::handle serialize, const py::object& object) {
@@ -25,32 +32,59 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-/// `read_allowed`: the function of torchrpc.rpc.internal that reads the pickle if there is an allow-list.
-py::object unpickle(
-    const py::object& allowed, std::string_view bytes, const std::vector<at::Tensor>& tensors,
-    const char* read_allowed) {
+py::object unpickle(std::string_view bytes, const std::vector<at::Tensor>& tensors) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
   // A view without a copy: `bytes` outlives the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
-  if (!allowed.is_none()) return internalFunction(read_allowed)(view, table, allowed);
   return internalFunction("deserialize")(view, table);
 }
 
-[[noreturn]] void refusePickle(const Node& node) {
+/// Whether a worker that has published `metadata`, which metadataOf() has made, has an allow-list for that caller.
+bool limitsCaller(std::string_view metadata, const std::string& caller) {
+  const bool has_lists = metadata.starts_with(kLimited) || metadata.starts_with(kUnlimited);
+  while (has_lists && !metadata.empty()) {
+    const auto line = metadata.substr(0, metadata.find('\n'));
+    if (matchesPattern(caller, std::string(line.substr(1)))) return line.front() == kLimited;
+    metadata.remove_prefix(std::min(line.size() + 1, metadata.size()));
+  }
+  return has_lists;
+}
+
+/// Whether `node` reads pickles of a worker of that name.
+bool readsPickles(const Node& node, const std::string& from) { return node.usesPickles() && !node.allowed().of(from); }
+
+/// Whether the node sends `to` values with objects, and no pickles.
+bool sendsObjects(Node& node, const WorkerInfo& to) {
+  const auto& self = node.self();
+  if (!node.usesPickles() || to.id == self.id) return !readsPickles(node, self.name);
+  const auto record = node.agent().directory().find(to.id);
+  return record && limitsCaller(record->metadata, self.name);
+}
+
+[[noreturn]] void refusePickle(const Node& node, const WorkerInfo& from) {
+  const auto& self = node.self().name;
+  const auto why = node.usesPickles() ? " from " + from.name + ", because it was started with allowed_functions"
+                                      : ", because it was started with pickle=\"off\"";
+  const auto remedy = node.usesPickles() ? "send it with the same version of torchrpc, and with its own pickler"
+                                         : "start all workers of the group with it";
+  throw Error(ErrorCode::kNotAllowed, self + " reads no pickles" + why + ", but it was sent one: " + remedy, self);
+}
+
+/// Values with objects are made without the checks of their __setstate__.
+[[noreturn]] void refuseObjects(const Node& node) {
   throw Error(
       ErrorCode::kNotAllowed,
       node.self().name +
-          " reads no pickles, because it was started with pickle=\"off\", but it was sent one: start all "
-          "workers of the group with it",
+          " reads pickles, but was sent an object in the form of pickle=\"off\": start all workers of the group with "
+          "it, or none",
       node.self().name);
 }
 
-/// Appends the plain data that torchrpc.rpc._plain_objects has made of a value. The data has no shared parts.
-void appendObjects(Message& message, Writer& writer, OutgoingRRefs& rrefs, const py::object& lowered) {
-  if (encodePlain(lowered, writer, message.tensors, rrefs, /*is_tree=*/true)) return;
-  throw Error(
-      ErrorCode::kSerialization, "a value is nested too deeply, or has texts that are no UTF-8: it cannot be sent");
+/// What lower_object() needs to know of the classes that may be sent: None, all of them, since the receiver decides; or
+/// a tuple with this worker's allow-list.
+py::object classesFor(const Node& node, const WorkerInfo& to) {
+  return node.usesPickles() ? py::none() : py::object(py::make_tuple(allowListFor(node, to.name)));
 }
 
 /// Writes the plain form of a call. Returns false if the call has none; the caller must then discard what has been
@@ -65,7 +99,26 @@ bool encodePlainCall(
   return encodePlain(args, writer, message.tensors, rrefs) && encodePlain(kwargs, writer, message.tensors, rrefs);
 }
 
+/// Whether it is a tuple of a tuple and a dict whose keys are texts.
+bool isCall(const py::object& values) {
+  auto* const both = values.ptr();
+  if (!PyTuple_CheckExact(both) || PyTuple_GET_SIZE(both) != 2) return false;
+  auto* const kwargs = PyTuple_GET_ITEM(both, 1);
+  if (!PyTuple_CheckExact(PyTuple_GET_ITEM(both, 0)) || !PyDict_CheckExact(kwargs)) return false;
+  const auto names = py::reinterpret_borrow<py::dict>(kwargs);
+  return std::all_of(
+      names.begin(), names.end(), [](const auto& item) { return PyUnicode_CheckExact(item.first.ptr()); });
+}
+
 }  // namespace
+
+std::string metadataOf(const std::vector<Allowance>& allowances) {
+  std::string metadata;
+  for (const auto& [callers, functions] : allowances) {
+    metadata += (functions ? kLimited : kUnlimited) + callers + '\n';
+  }
+  return metadata;
+}
 
 py::handle moduleAttribute() {
   static auto* const name = PyUnicode_InternFromString("__module__");
@@ -92,6 +145,8 @@ Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
     const py::dict& kwargs, bool async_execution) {
   Outgoing out{.message = {.kind = kind}};
+  constexpr size_t kMostCallsBytes = 256;
+  out.message.payload.reserve(kMostCallsBytes);
   Writer writer(out.message.payload);
   writer.put(ValueFormat::kPlain);
   writer.put(async_execution);
@@ -104,16 +159,17 @@ Outgoing encodePythonCall(
   }
   out.message.payload.clear();
   out.message.tensors.clear();
-  if (!node.usesPickles()) {
-    const auto lowered = internalFunction("lower_call")(to.name, function, args, kwargs);
+  if (sendsObjects(node, to)) {
     const auto name = nameOf(function);
-    if (!name) throw Error(ErrorCode::kSerialization, "a function without a name cannot be sent");
+    if (!name) internalFunction("refuse_function")(function, to.name);
     writer.put(ValueFormat::kObjects);
     writer.put(async_execution);
     writer.putString(name->module);
     writer.putString(name->qualname);
     OutgoingRRefs rrefs(node, to.id);
-    appendObjects(out.message, writer, rrefs, lowered);
+    encodeObjects(
+        py::make_tuple(args, kwargs), writer, out.message.tensors, &rrefs, classesFor(node, to),
+        py::make_tuple(function, to.name));
     out.forks = rrefs.commit(out.message);
     return out;
   }
@@ -155,9 +211,11 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
   Reader reader(invocation.message.payload);
   const auto format = reader.get<ValueFormat>();
   const auto allowed = allowListFor(*node, invocation.from.name, invocation.is_from_member);
+  if (invocation.audit && !allowed.is_none()) py::cast<WorkerAllowList&>(allowed).audit = invocation.audit;
   PythonCall call;
   call.async_execution = reader.get<uint8_t>() != 0;
   if (format == ValueFormat::kPlain || format == ValueFormat::kObjects) {
+    if (format == ValueFormat::kObjects && readsPickles(*node, invocation.from.name)) refuseObjects(*node);
     const auto module = reader.getString();
     const auto qualname = reader.getString();
     call.function = allowed.is_none()
@@ -165,9 +223,10 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
         : internalFunction("find_allowed")(
               py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowed);
     if (format == ValueFormat::kObjects) {
-      const py::tuple values = internalFunction("restore_call")(decodePlain(reader, tensors, rrefs), allowed);
-      call.args = py::cast<py::tuple>(values[0]);
-      call.kwargs = py::cast<py::dict>(values[1]);
+      const auto values = decodeObjects(reader, tensors, rrefs, allowed);
+      if (!isCall(values)) throw Error(ErrorCode::kProtocol, "malformed message: a call without arguments");
+      call.args = py::reinterpret_borrow<py::tuple>(PyTuple_GET_ITEM(values.ptr(), 0));
+      call.kwargs = py::reinterpret_borrow<py::dict>(PyTuple_GET_ITEM(values.ptr(), 1));
     } else {
       call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
       call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
@@ -175,10 +234,10 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
     reader.expectEnd();
     return call;
   }
-  if (!node->usesPickles()) refusePickle(*node);
+  if (!readsPickles(*node, invocation.from.name)) refusePickle(*node, invocation.from);
   reader.getString();  // the names
   reader.getString();
-  const auto udf = unpickle(allowed, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
+  const auto udf = unpickle(reader.getBytes(reader.remaining()), tensors);
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
   call.kwargs = py::dict(udf.attr("kwargs"));
@@ -198,11 +257,10 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) 
   }
   reply.payload.clear();
   reply.tensors.clear();
-  if (!node.usesPickles()) {
-    const auto lowered = internalFunction("lower_result")(value);
+  if (sendsObjects(node, to)) {
     writer.put(ValueFormat::kObjects);
     OutgoingRRefs rrefs(node, to.id);
-    appendObjects(reply, writer, rrefs, lowered);
+    encodeObjects(value, writer, reply.tensors, &rrefs, classesFor(node, to), py::none());
     rrefs.commit(reply);
     return reply;
   }
@@ -237,14 +295,16 @@ py::object decodeResult(
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
+  const bool reads_pickles = readsPickles(*node, from.name);
   if (format == ValueFormat::kPickle) {
-    if (!node->usesPickles()) refusePickle(*node);
-    return unpickle(
-        allowListFor(*node, from.name), reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
+    if (!reads_pickles) refusePickle(*node, from);
+    return unpickle(reader.getBytes(reader.remaining()), reply.tensors);
   }
-  auto value = decodePlain(reader, reply.tensors, rrefs);
+  const bool has_objects = format == ValueFormat::kObjects;
+  if (has_objects && reads_pickles) refuseObjects(*node);
+  auto value = has_objects ? decodeObjects(reader, reply.tensors, rrefs, allowListFor(*node, from.name))
+                           : decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();
-  if (format == ValueFormat::kObjects) return internalFunction("restore_result")(value, allowListFor(*node, from.name));
   return value;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Converts calls of Python and C++ functions to messages and back: in plain form if possible, else as a pickle.
-// Functions need the GIL unless their comments say otherwise.
+// Converts calls of Python and C++ functions to messages and back: in plain form if possible, else with objects, or as
+// a pickle. Functions need the GIL unless their comments say otherwise.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,6 +13,10 @@
 namespace torchrpc::bindings {
 
 using Outgoing = Node::Outgoing;
+
+/// What a worker with these allowances publishes to all workers of the group, so that those that its lists limit send
+/// it values with objects instead of pickles.
+std::string metadataOf(const std::vector<Allowance>& allowances);
 
 /// Returns an attribute as UTF-8 if it is a str; otherwise "". Never throws.
 std::string textAttribute(const py::object& object, const py::handle& name);

@@ -14,15 +14,23 @@ namespace torchrpc::bindings {
 
 /// Appends `object` if it is plain data: None, bool, int (-2^63 to 2^64 - 1), float, complex, str, bytes, torch.Tensor
 /// (exactly), dtype, device, RRef, or lists, tuples, dicts and cpp_struct dataclasses of those in which no container
-/// occurs twice. Otherwise returns false; the caller must then discard the appended bytes and use pickle, which
-/// preserves object identity. RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked. `is_tree`:
-/// the caller knows that no container occurs twice, so this is not checked.
-bool encodePlain(
-    py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs, bool is_tree = false);
+/// occurs twice. Otherwise returns false; the caller must then discard the appended bytes and use encodeObjects() or
+/// pickle, which preserve object identity. RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked.
+bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
+
+/// Appends any value that has a form without pickle: see torchrpc/rpc/_values/plain_objects.py. `classes`: for
+/// lower_object() there. `what`: for refuse_to_send() there, which raises the error for another value. RRefs are added
+/// to `rrefs`; null: they are refused.
+void encodeObjects(
+    py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs* rrefs, const py::object& classes,
+    const py::object& what);
 
 /// Reads one value, with RRefs from `rrefs`. Throws Error(kProtocol), and the Python exceptions of a dataclass.
 py::object decodePlain(
     Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits = {});
+/// Reads one value that may have objects. `allowed`: the allow-list for their classes, or None.
+py::object decodeObjects(
+    Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const py::object& allowed);
 
 /// Returns the Python object for a value without RRefs that torch::jit::toPyObject does not know; see
 /// wire/value_forms.h.

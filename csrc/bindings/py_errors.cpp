@@ -48,34 +48,55 @@ const char* className(ErrorCode code) {
   return "RpcError";
 }
 
+/// The text of an error as a str. It may quote bytes of a peer that are no UTF-8.
+py::object toText(const std::string& text) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
 }  // namespace
 
 py::object toException(const Error& error) {
   const bool in_backward = error.code() == ErrorCode::kBackward;
-  if (error.code() == ErrorCode::kUserException || in_backward) {
+  if (error.code() == ErrorCode::kUserException || in_backward || !error.detail().empty()) {
     const auto* received = dynamic_cast<const ReceivedError*>(&error);
     const auto allowed = received ? py::cast(received->allowed()) : allowListInForce();
     const py::bytes detail(error.detail());
-    return internalFunction("_rebuild_exception")(error.text(), detail, error.worker(), in_backward, allowed);
+    return internalFunction("_rebuild_exception")(toText(error.text()), detail, error.worker(), in_backward, allowed);
   }
-  if (const auto* name = className(error.code())) return internalFunction(name)(error.text(), error.worker());
-  return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.text());
+  if (const auto* name = className(error.code())) return internalFunction(name)(toText(error.text()), error.worker());
+  return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(toText(error.text()));
 }
 
-Error toError(py::error_already_set& raised, const WorkerInfo& self) {
+Error toError(py::error_already_set& raised, const WorkerInfo& self, const std::string& caller) {
   const py::object& exception = raised.value();
   if (raised.trace()) PyException_SetTraceback(exception.ptr(), raised.trace().ptr());
-  const auto description = py::cast<py::tuple>(internalFunction("_describe_exception")(exception));
-  return {
-      ErrorCode::kUserException, py::cast<std::string>(description[0]), self.name,
-      py::cast<std::string>(description[1])};
+  const auto description = py::cast<py::tuple>(internalFunction("_describe_exception")(exception, caller));
+  const auto type = py::type::of(exception);
+  const auto name = py::cast<std::string>(py::str("{}.{}").format(type.attr("__module__"), type.attr("__qualname__")));
+  return Error(
+             ErrorCode::kUserException, py::cast<std::string>(description[0]), self.name,
+             py::cast<std::string>(description[1]))
+      .withExceptionType(name);
+}
+
+Error toRequestError(py::error_already_set& raised, const WorkerInfo& self) {
+  const auto is = [&](const char* type) { return py::isinstance(raised.value(), internalFunction(type)); };
+  const auto code = is("NameNotFoundError") ? ErrorCode::kNoSuchFunction
+      : is("NotAllowedError")               ? ErrorCode::kNotAllowed
+                                            : ErrorCode::kUserException;
+  const auto error = toError(raised, self);
+  return Error(code, error.text(), error.worker(), error.detail())
+      .withOrigin(ErrorOrigin::kRequest)
+      .withExceptionType(error.exceptionType());
 }
 
 Error toError(std::exception_ptr raised, const WorkerInfo& self) {
   const auto describe = [&self](py::error_already_set& e) {
     const auto message = py::cast<std::string>(py::str(e.value()));
     const auto error = toError(e, self);
-    return Error(error.code(), message + "\n" + error.text(), error.worker(), error.detail());
+    return Error(error.code(), message + "\n" + error.text(), error.worker(), error.detail())
+        .withExceptionType(error.exceptionType());
   };
   const AcquireGil gil;
   try {

@@ -26,13 +26,18 @@ class ReceivedError final : public Error {
   WorkerAllowList allowed_;
 };
 
-/// Returns the Python exception of an error. For kUserException: the exception that the callee raised, rebuilt. For
-/// kBackward: the same, but always also a RuntimeError. For kInvalidArgument: a RuntimeError. Otherwise: an RpcError,
-/// or the subclass of its code.
+/// Returns the Python exception of an error. For kUserException, and for errors with a detail(): the exception that the
+/// callee raised, rebuilt. For kBackward: the same, but always also a RuntimeError. For kInvalidArgument: a
+/// RuntimeError. Otherwise: an RpcError, or the subclass of its code.
 py::object toException(const Error& error);
 
-/// Returns the error to send to the caller for a Python exception raised on worker `self`.
-Error toError(py::error_already_set& raised, const WorkerInfo& self);
+/// Returns the error to send to the caller for a Python exception raised on worker `self`, and logs the exception.
+Error toError(py::error_already_set& raised, const WorkerInfo& self, const std::string& caller = {});
+
+/// Returns the error to send to the caller for a Python exception that worker `self` raised while it read a request,
+/// before the function ran, and logs the exception. The code is kNoSuchFunction if this worker does not have the
+/// function, kNotAllowed if it refuses the request, and kUserException otherwise.
+Error toRequestError(py::error_already_set& raised, const WorkerInfo& self);
 
 /// Returns the error for a C++ or Python exception that user code threw in a backward pass. Acquires the GIL.
 Error toError(std::exception_ptr raised, const WorkerInfo& self);

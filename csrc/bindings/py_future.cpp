@@ -3,6 +3,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <functional>
+#include <memory>
+#include <utility>
+
 #include "agent/thread_record.h"
 #include "base/sync/waiter.h"
 #include "bindings/current_node.h"
@@ -42,6 +46,7 @@ class CallDescription {
   void operator()(const py::object& /*value*/) const {}
 
   CallFate& fate() const { return *fate_; }
+  const std::shared_ptr<CallFate>& sharedFate() const { return fate_; }
   /// The id of the call; 0 if unknown.
   CallId call() const { return call_; }
 
@@ -50,15 +55,53 @@ class CallDescription {
   CallId call_;
 };
 
+/// The `unwrap_func` of a future that is completed after that of a call, by a callback (`then`) or with others
+/// (`collect_all`).
+struct DependsOnCall {
+  std::shared_ptr<CallFate> fate;
+  std::function<void(py::object)> pass_value;  ///< of torch; may be null
+  void operator()(const py::object& value) const {
+    if (pass_value) pass_value(value);
+  }
+};
+
 /// Returns null if `future` is not the future of a call.
 const CallDescription* descriptionOf(const Wrapped& future) {
   const auto& pass_value = future->unwrap_func;
   return pass_value ? pass_value->target<CallDescription>() : nullptr;
 }
 
-/// Records that the program uses the future, so that its error is not reported as unnoticed.
+/// Returns the call that the future waits for; null if there is none, or it is unknown.
+const std::shared_ptr<CallFate>* callBehind(const Wrapped& future) {
+  if (const auto* const call = descriptionOf(future)) return &call->sharedFate();
+  const auto& pass_value = future->unwrap_func;
+  const auto* const dependent = pass_value ? pass_value->target<DependsOnCall>() : nullptr;
+  return dependent ? &dependent->fate : nullptr;
+}
+
+/// Records that `dependent` is completed after `future`, so that a forked child does not wait for it.
+void markDependent(const Wrapped& dependent, const Wrapped& future) {
+  if (callBehind(dependent)) return;
+  if (const auto* const call = callBehind(future)) {
+    dependent->unwrap_func = DependsOnCall{*call, dependent->unwrap_func.value_or(nullptr)};
+  }
+}
+
+/// Records that the program uses the future, so that its error is not reported as unnoticed. In a forked child, throws
+/// if the reply of a call of the parent has not arrived: it does not arrive here.
 void markSeen(const Wrapped& future) {
-  if (const auto* const call = descriptionOf(future)) call->fate().onSeen();
+  const auto* const call = callBehind(future);
+  if (!call) return;
+  if (descriptionOf(future)) (*call)->onSeen();
+  if (!future->fut->completed()) (*call)->requireItsProcess();
+}
+
+bool cancel(const Wrapped& future) {
+  const auto* const call = descriptionOf(future);
+  if (!call || future->fut->completed()) return false;
+  call->fate().requireItsProcess();
+  const py::gil_scoped_release no_gil;
+  return call->fate().cancel(call->call());
 }
 
 /// Returns the record of a thread that waits for the future.
@@ -98,6 +141,11 @@ void bindFutures(py::module_& module) {
       &waitForValue, py::name("wait"), py::is_method(py::type::of<PythonFutureWrapper>()),
       "Blocks, without the GIL, until the future is complete; returns its value or raises its error. Signal handlers "
       "run meanwhile, and an exception that one raises ends the wait.");
+  module.attr("_cancel_future") = py::cpp_function(
+      &cancel, py::name("cancel"), py::is_method(py::type::of<PythonFutureWrapper>()),
+      "Cancels the call whose result this future is: the future fails with CancelledError, and the callee is notified. "
+      "A call that has not begun does not run, a coroutine is cancelled, and calls that the function waits for end. "
+      "Returns False if the call has ended, or if the future is not that of a call.");
   module.attr("_repr_of_future") = py::cpp_function(
       &repr, py::name("__repr__"), py::is_method(py::type::of<PythonFutureWrapper>()), "The call and its state.");
   module.def(
@@ -107,6 +155,10 @@ void bindFutures(py::module_& module) {
   module.def(
       "_mark_future_seen", &markSeen, py::arg("future"),
       "The program looks at the future of a call: if the call fails, that is not forgotten.");
+  module.def(
+      "_mark_future_dependent", &markDependent, py::arg("dependent"), py::arg("future"),
+      "The first future is completed after the second one. If that is the future of a call, a forked child does not "
+      "wait for either.");
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);

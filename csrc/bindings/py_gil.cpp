@@ -37,6 +37,15 @@ void DelayedGilRelease::releaseIfDue() {
   }
 }
 
+void GilTurns::releaseIfDue() {
+  const auto now = std::chrono::steady_clock::now();
+  const bool is_due = since_ != TimePoint() && now - since_ >= kTurn;
+  if (is_due) {
+    const py::gil_scoped_release no_gil;
+  }
+  if (is_due || since_ == TimePoint()) since_ = std::chrono::steady_clock::now();
+}
+
 void keepPythonState() {
   thread_local ThreadState state;
   if (state.saved || PyGILState_GetThisThreadState()) return;

@@ -65,6 +65,27 @@ class DelayedGilRelease {
   std::optional<py::gil_scoped_release> no_gil_;
 };
 
+/// Gives other threads the GIL from time to time during long work of C++ that needs it, as Python's own code does.
+/// Needs the GIL, and no mutex that another thread could hold while it waits for the GIL. Used by one thread.
+class GilTurns {
+ public:
+  /// To be called for each small part of the work.
+  void step() {
+    if (++steps_ % kStepsPerClockRead == 0) releaseIfDue();
+  }
+
+ private:
+  /// Twice the default of sys.getswitchinterval(). A thread that has waited that long asks for the GIL, and only then
+  /// does Python see to it that it is the next to have it.
+  static constexpr auto kTurn = std::chrono::milliseconds(10);
+  static constexpr uint32_t kStepsPerClockRead = 1024;
+
+  void releaseIfDue();
+
+  uint32_t steps_ = 0;
+  TimePoint since_{};  ///< of this turn; the epoch before the clock was read
+};
+
 /// Releases the GIL while a large message is sent. Sending a small message takes less time than acquiring the GIL
 /// again.
 class ReleaseGilIfLarge {

@@ -34,20 +34,21 @@ struct BlockAtFinalization {
   }
 };
 
-thread_local const Caller* current_caller = nullptr;
+thread_local const Peer* current_caller = nullptr;
 
 /// Lets currentCaller() return the worker. Nests, since a thread that runs a function may run another one meanwhile.
 class CallerScope {
  public:
   explicit CallerScope(const Invocation& invocation)
-      : caller_{invocation.from, invocation.is_from_member}, outer_(std::exchange(current_caller, &caller_)) {}
+      : caller_{invocation.from, invocation.incarnation, invocation.is_from_member},
+        outer_(std::exchange(current_caller, &caller_)) {}
   ~CallerScope() { current_caller = outer_; }
   CallerScope(const CallerScope&) = delete;
   CallerScope& operator=(const CallerScope&) = delete;
 
  private:
-  const Caller caller_;
-  const Caller* const outer_;
+  const Peer caller_;
+  const Peer* const outer_;
 };
 
 /// Calls the function. When the stack of the function is unwound, the guard's destructor runs before any Python object
@@ -92,9 +93,9 @@ class PythonRunner final : public CallableRunner {
 
   Messenger::Where where() const override { return Messenger::Where::kStrand; }
 
-  void call(Invocation invocation, Responder responder) override {
+  void call(Invocation&& invocation, const Responder& responder) override {
     run(
-        std::move(invocation),
+        invocation,
         [responder](Node& node, const WorkerInfo& to, py::object value) {
           auto reply = encodeResult(node, to, value);
           if (node.usesDevices()) letGo(reply, value);
@@ -104,9 +105,9 @@ class PythonRunner final : public CallableRunner {
         [responder](Error error) { responder.fail(std::move(error)); });
   }
 
-  void evaluate(Invocation invocation, ValueHandler done) override {
+  void evaluate(Invocation&& invocation, ValueHandler done) override {
     run(
-        std::move(invocation), [done](Node&, const WorkerInfo&, py::object value) { done(toValue(value)); },  // NOLINT
+        invocation, [done](Node&, const WorkerInfo&, py::object value) { done(toValue(value)); },  // NOLINT
         [done](Error error) { done(std::move(error)); });
   }
 
@@ -114,13 +115,15 @@ class PythonRunner final : public CallableRunner {
   using Succeed = std::function<void(Node&, const WorkerInfo& to, py::object value)>;
   using Fail = std::function<void(Error)>;
 
-  /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without the GIL.
-  void run(Invocation invocation, Succeed succeed, Fail fail) {
+  /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without the GIL. They are templates, because a
+  /// std::function allocates.
+  template <typename Succeeded, typename Failed>
+  void run(Invocation& invocation, const Succeeded& succeed, const Failed& fail) {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
-    guarded(node->self(), fail, [&] {
+    guarded(node->self(), invocation.from, fail, [&] {
       try {
-        auto call = decodePythonCall(node, invocation);
+        auto call = decode(node, invocation);
         if (invocation.audit) invocation.audit->setFunction(qualifiedName(call.function));
         auto value = [&] {
           const CallerScope caller(invocation);
@@ -132,12 +135,21 @@ class PythonRunner final : public CallableRunner {
           if (node->usesDevices()) call.args = py::tuple(), call.kwargs = py::dict();
           return succeed(*node, invocation.from, std::move(value));
         }
-        follow(node, invocation.from, future, std::move(succeed), fail);
+        follow(node, invocation.from, future, succeed, fail);
       } catch (const py::error_already_set& raised) {
         if (invocation.audit) recordRefusal(*invocation.audit, raised, node->self());
         throw;
       }
     });
+  }
+
+  static PythonCall decode(const std::shared_ptr<Node>& node, Invocation& invocation) {
+    try {
+      return decodePythonCall(node, invocation);
+    } catch (py::error_already_set& raised) {
+      if (invocation.audit) recordRefusal(*invocation.audit, raised, node->self());
+      throw toRequestError(raised, node->self());
+    }
   }
 
   /// Returns the future whose value is the result of the call; null if `returned` itself is the result.
@@ -153,7 +165,7 @@ class PythonRunner final : public CallableRunner {
       const Fail& fail) {
     try {
       whenDone(future, [node, from, succeed = std::move(succeed), fail](const std::function<py::object()>& value) {
-        guardedWithGil(node->self(), fail, [&] { succeed(*node, from, value()); });
+        guardedWithGil(node->self(), from, fail, [&] { succeed(*node, from, value()); });
       });
     } catch (const std::invalid_argument&) {
       throw std::runtime_error(
@@ -162,18 +174,20 @@ class PythonRunner final : public CallableRunner {
     }
   }
 
-  static void guarded(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
+  template <typename Failed, typename Body>
+  static void guarded(const WorkerInfo& self, const WorkerInfo& from, const Failed& fail, const Body& body) {
     const auto start = gil_waits.enabled ? std::chrono::steady_clock::now() : TimePoint();
     const AcquireGil gil;
     if (start != TimePoint()) {
       gil_waits.nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
       ++gil_waits.count;
     }
-    guardedWithGil(self, fail, body);
+    guardedWithGil(self, from, fail, body);
   }
 
   /// Runs `body` with the GIL held. Passes its exception to `fail`, without the GIL.
-  static void guardedWithGil(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
+  template <typename Failed, typename Body>
+  static void guardedWithGil(const WorkerInfo& self, const WorkerInfo& from, const Failed& fail, const Body& body) {
     std::optional<Error> error;
     try {
       body();
@@ -181,12 +195,14 @@ class PythonRunner final : public CallableRunner {
       // The interpreter is finalizing: see BlockAtFinalization.
       blockForever();
     } catch (py::error_already_set& e) {
-      error = toError(e, self);
+      error = toError(e, self, from.name);
     } catch (const Error& e) {
       error = e;
     } catch (...) {
-      error = errorFromException(
-          std::current_exception(), ErrorCode::kUserException, self.name, "On " + toString(self) + ":\n");
+      // Torch has made the failure of a callback of the program, which future.then() took, an exception of C++.
+      error = errorFromException(std::current_exception(), ErrorCode::kUserException, self.name);
+      internalFunction("log_failed_callback")(py::bytes(error->text()), from.name);
+      error = Error(error->code(), "On " + toString(self) + ":\n" + error->text(), self.name);
     }
     if (!error) return;
     py::gil_scoped_release no_gil;
@@ -198,7 +214,7 @@ class PythonRunner final : public CallableRunner {
 
 }  // namespace
 
-const Caller* currentCaller() { return current_caller; }
+const Peer* currentCaller() { return current_caller; }
 
 void profileGil(bool enabled) {
   gil_waits.nanoseconds = 0;

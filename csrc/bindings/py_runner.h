@@ -14,13 +14,8 @@ namespace torchrpc::bindings {
 /// The runner of Python functions. It holds `node` weakly, because the node owns it.
 std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node);
 
-/// The worker whose call this thread runs as a Python function.
-struct Caller {
-  const WorkerInfo& worker;
-  bool is_member = true;  ///< as in Request
-};
-/// Returns null if this thread runs no such function.
-const Caller* currentCaller();
+/// Returns the worker whose call this thread runs as a Python function; null if it runs none.
+const Peer* currentCaller();
 
 /// Switches the measurement of how long calls wait for the GIL on or off (default: off). Any thread.
 void profileGil(bool enabled);

@@ -19,14 +19,14 @@ using torch::jit::StrongFunctionPtr;
 
 /// Returns the script function of that name; imports its module if necessary. Needs the GIL.
 StrongFunctionPtr findScriptFunction(const std::string& name) {
-  return py::cast<StrongFunctionPtr>(internalFunction("_script_function")(name));
+  return py::cast<StrongFunctionPtr>(internalFunction("find_script_function")(name));
 }
 
 class ScriptRunner final : public CallableRunner {
  public:
   explicit ScriptRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
 
-  void call(Invocation invocation, Responder responder) override {
+  void call(Invocation&& invocation, const Responder& responder) override {
     const auto node = node_.lock();
     if (!node) return responder.fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
     run(*node, invocation, [node, from = invocation.from, responder](Result<c10::IValue> result) {
@@ -39,7 +39,7 @@ class ScriptRunner final : public CallableRunner {
     });
   }
 
-  void evaluate(Invocation invocation, ValueHandler done) override {
+  void evaluate(Invocation&& invocation, ValueHandler done) override {
     const auto node = node_.lock();
     if (!node) return done(Error(ErrorCode::kShutdown, "RPC has shut down"));
     run(*node, invocation, done);

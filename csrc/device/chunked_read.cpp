@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "base/exception.h"
 #include "base/executor/thread_pool.h"
 #include "base/log.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "base/exception.h"
 #include "base/executor/thread_pool.h"
 #include "device/chunked_read.h"
@@ -34,6 +34,7 @@ struct DeviceMessenger::Outgoing {
 enum class DeviceMessenger::Lending : uint8_t {
   kNone,
   kToRead,  ///< only by LoanAccess::kRead
+  kCopies,  ///< memory that the receiver maps is a copy of the tensor's
   kAll,
 };
 
@@ -42,8 +43,9 @@ struct DeviceMessenger::Plan {
   std::vector<std::optional<c10::Device>> copies{};  ///< the device of the copy; nullopt: no copy
   std::vector<std::optional<LoanAccess>> loans{};    ///< nullopt: the tensor is sent in the message
   std::vector<DeviceMove> moves{};
-  Devices sources{};         ///< the accelerators that have tensors of the message
-  bool is_in_place = false;  ///< the receiver may use lent memory without a copy
+  Devices sources{};            ///< the accelerators that have tensors of the message
+  bool is_in_place = false;     ///< the receiver may use lent memory without a copy
+  bool maps_originals = false;  ///< it maps the memory of a tensor, not that of a copy
 
   bool lendsAny() const {
     return std::ranges::any_of(loans, [](const auto& access) { return access.has_value(); });
@@ -269,7 +271,7 @@ std::map<std::string, std::string> DeviceMessenger::metrics() const {
 
 std::optional<LoanAccess> DeviceMessenger::accessTo(
     WorkerId to, const c10::Device& source, const c10::Device& target, uint64_t bytes, Lending lending) {
-  const bool may_share = lending == Lending::kAll && isAccelerator(target);
+  const bool may_share = lending >= Lending::kCopies && isAccelerator(target);
   const auto path = may_share ? paths_.to(to, source) : MemoryPath::kHost;
   switch (path) {
     case MemoryPath::kSameProcess: return LoanAccess::kTakeOver;
@@ -309,8 +311,9 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
         plan.loans[i] = access;
         // Nothing else may change lent memory, and a receiver should read only bytes that its tensors use.
         const bool is_dense = bytes == tensor.nbytes() && bytesUsedBy(tensor);
-        const bool is_lent_itself =
-            (options_.lends_in_place || isOnlyReference(tensor)) && (access != LoanAccess::kRead || is_dense);
+        const bool is_lent_itself = (options_.lends_in_place || isOnlyReference(tensor)) &&
+            (access != LoanAccess::kRead || is_dense) && (access != LoanAccess::kMap || lending == Lending::kAll);
+        if (access == LoanAccess::kMap && is_lent_itself) plan.maps_originals = true;
         if (access) plan.copies[i] = is_lent_itself ? std::nullopt : std::optional(source);
         if (access && !is_lent_itself) copied_tensors_.fetch_add(1, std::memory_order_relaxed);
       }
@@ -434,9 +437,13 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     } catch (const std::exception& error) {
       if (!plan.lendsAny()) throw;
       lending_failures_.fetch_add(1, std::memory_order_relaxed);
-      // The device has no memory for a copy, or the memory has no handle. In the latter case the receiver can read it.
+      // The device has no memory for a copy, or the memory has no handle: CUDA makes none for memory that is borrowed
+      // from another process. A copy has a handle if the allocator's memory has; otherwise the receiver reads the
+      // tensor.
       const bool has_memory = !dynamic_cast<const c10::OutOfMemoryError*>(&error);
-      lending = has_memory && plan.lends(LoanAccess::kMap) ? Lending::kToRead : Lending::kNone;
+      lending = !has_memory || !plan.lends(LoanAccess::kMap) ? Lending::kNone
+          : plan.maps_originals                              ? Lending::kCopies
+                                                             : Lending::kToRead;
     }
   }
 }
@@ -445,8 +452,8 @@ void DeviceMessenger::whenStaged(
     Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail) {
   if (!outgoing.events || spinUntilEnded(*outgoing.events)) return send(std::move(outgoing.message));
   ForwardingMessenger::post([waiting = std::make_shared<Outgoing>(std::move(outgoing)), send = std::move(send), fail,
-                             deadline = currentDeadline(), held = options_.hold()] {
-    const DeadlineScope limit(deadline);
+                             call = currentCall(), held = options_.hold()] {
+    const CallScope scope(call);
     runOrFail(
         [&] {
           {
@@ -624,7 +631,7 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Tim
                                message = std::make_shared<Message>(std::move(reply).value())] {
       const ThreadPool::BlockingScope blocking;
       try {
-        const DeadlineScope limit(deadline);
+        const CallScope limit({.deadline = deadline});
         unstage(*message, *maps, worker(from), streams);
       } catch (...) {
         return handler(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
@@ -644,9 +651,9 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
   ForwardingMessenger::on(
       kind, where,
       [this, where, handler = std::make_shared<const RequestHandler>(std::move(handler))](
-          Request request, Responder responder) {
+          Request&& request, const Responder& responder) {
         auto maps = this->maps();
-        if (!maps) return (*handler)(std::move(request), std::move(responder));
+        if (!maps) return (*handler)(std::move(request), responder);
         const StreamScope scope(pooledStreams(maps->devices), std::make_shared<KeptValues>());
         // Requests that are served on the loop thread have no tensors.
         const bool has_moves = where != Where::kLoop && request.message.header(HeaderKind::kDevices);
@@ -670,7 +677,7 @@ std::function<void()> onTheseStreams(std::function<void()> task) {
 }  // namespace
 
 void DeviceMessenger::serveOnStrand(
-    const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request request,
+    const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request&& request,
     const Responder& responder) {
   struct Waiting {
     Request request;
@@ -679,14 +686,14 @@ void DeviceMessenger::serveOnStrand(
   const auto lent = lentHeaderOf(request.message);
   const auto waiting = std::make_shared<Waiting>(Waiting{std::move(request)});
   const auto fail = [responder](Error error) { responder.fail(std::move(error)); };
-  const auto deadline = currentDeadline();
+  const auto call = currentCall();
   const auto run = [=, this] {
     waiting->prefetch.reset();
-    const DeadlineScope limit(deadline);
+    const CallScope scope(call);
     runOrFail([&] { serve(maps, *handler, std::move(waiting->request), responder); }, fail, ErrorCode::kUnknown);
   };
   auto read = onTheseStreams([=, this] {
-    const DeadlineScope limit(deadline);
+    const CallScope scope(call);
     runOrFail(
         [&] {
           unstage(waiting->request.message, *maps, waiting->request.from, {});
@@ -708,7 +715,7 @@ void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
       });
 }
 
-void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder) {
+void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request&& request, const Responder& responder) {
   // The agent may keep the reply to a call that can arrive again, so that reply lends nothing.
   const bool lends = request.is_from_member && !request.message.header(HeaderKind::kRepeatable);
   auto reply = [this, maps = std::move(maps), to = request.from, lends, streams = StreamScope::current(),

@@ -138,11 +138,11 @@ class DeviceMessenger final : public ForwardingMessenger {
   void scheduleReturns();
   ReplyHandler unstaging(WorkerId from, Maps maps, TimePoint deadline, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply, tensors included, after the work on the current streams.
-  void serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder);
+  void serve(Maps maps, const RequestHandler& handler, Request&& request, const Responder& responder);
   /// The same for a request of the strand with large tensors. A thread of the pool copies them to the devices, so that
   /// the strand does not wait. PrefetchLimit bounds the lent tensors that are read ahead of the strand.
   void serveOnStrand(
-      const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request request,
+      const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request&& request,
       const Responder& responder);
   /// For the receiver: returns loans that it no longer uses.
   void giveBack(WorkerId lender, const LoanNumbers& numbers);

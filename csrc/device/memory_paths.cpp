@@ -147,6 +147,8 @@ void MemoryPaths::probe(WorkerId worker, const c10::Device& device) {
         try {
           Reader in(reply.value().payload);
           const auto path = in.get<MemoryPath>();
+          if (path > MemoryPath::kSameProcess)
+            throw Error(ErrorCode::kProtocol, "malformed message: an unknown memory path");
           const std::string text(in.getShort());
           in.expectEnd();
           const bool is_true = path == MemoryPath::kSameProcess ? text == processToken() : text == nonce;

@@ -5,7 +5,8 @@
 //
 // A name is "package.module.function" or "package.module.Class" for Python, "aten::add" for a torch operator,
 // "__torch__.module.function" for a script function, "cpp_function(name)" for a C++ function. The prefixes "package.*"
-// and "aten::*" stand for all names that begin with "package." and "aten::".
+// and "aten::*" stand for all names that begin with "package." and "aten::", except those whose last part begins with
+// an underscore, such as "package.Class.__init__" or "aten::_unsafe_view".
 
 #include <memory>
 #include <optional>

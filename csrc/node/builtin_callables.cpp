@@ -56,7 +56,12 @@ c10::IValue BuiltinRunner::run(const Invocation& invocation) {
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (const auto& argument : arguments) {
-    stack.push_back(decodeValue(reader, invocation.message.tensors, argument.type()));
+    try {
+      // Not argument.type(), in which a dtype, a layout and a memory format are ints.
+      stack.push_back(decodeValue(reader, invocation.message.tensors, argument.real_type()));
+    } catch (const Error& error) {
+      throw Error(error.code(), "argument '" + argument.name() + "' of " + name + ": " + error.text(), error.worker());
+    }
   }
   reader.expectEnd();
   op->getOperation()(stack);

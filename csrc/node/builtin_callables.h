@@ -27,8 +27,10 @@ Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const to
 class BuiltinRunner final : public CallableRunner {
  public:
   explicit BuiltinRunner(const AllowLists& allowed) : allowed_(allowed) {}
-  void call(Invocation invocation, Responder responder) override { responder.reply(plainReply(run(invocation))); }
-  void evaluate(Invocation invocation, ValueHandler done) override { done(run(invocation)); }
+  void call(Invocation&& invocation, const Responder& responder) override {
+    responder.reply(plainReply(run(invocation)));
+  }
+  void evaluate(Invocation&& invocation, ValueHandler done) override { done(run(invocation)); }
 
  private:
   c10::IValue run(const Invocation& invocation);

@@ -2,10 +2,9 @@
 
 #include <thread>
 
-#include "agent/deadline.h"
 #include "agent/thread_record.h"
-#include "autograd/context.h"
 #include "base/exception.h"
+#include "node/thread_state.h"
 
 namespace torchrpc {
 
@@ -23,21 +22,21 @@ void nameForAudit(const Request& request) {
 void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) {
   messenger_.on(
       kindOf(Operation::kCall, type), runner->where(),
-      [this, runner](Request request, const Responder& responder) { call(*runner, std::move(request), responder); });
+      [this, runner](Request&& request, const Responder& responder) { call(*runner, std::move(request), responder); });
   messenger_.on(
-      kindOf(Operation::kRemote, type), runner->where(),
-      [this, runner](Request request, const Responder& responder) { remote(*runner, std::move(request), responder); });
+      kindOf(Operation::kRemote, type), runner->where(), [this, runner](Request&& request, const Responder& responder) {
+        remote(*runner, std::move(request), responder);
+      });
 }
 
 template <typename Run, typename Fail>
-void CallService::prepare(Request request, const Run& run, const Fail& fail) {
+void CallService::prepare(Request&& request, const Run& run, const Fail& fail) {
   nameForAudit(request);
-  // A call that may arrive again cannot be cancelled by its id, because a later attempt may need the result.
-  const bool is_repeatable = request.message.header(HeaderKind::kRepeatable) != nullptr;
-  const ServedId id = is_repeatable ? ServedId() : ServedId{request.link, request.message.call};
+  const auto id = request.id();
   Invocation plain{
       .from = std::move(request.from),
       .message = std::move(request.message),
+      .incarnation = request.incarnation,
       .is_from_member = request.is_from_member,
       .audit = std::move(request.audit),
       .id = id};
@@ -53,18 +52,15 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   // A later confirmation goes to the pool. It may arrive on this thread, too, in a transport callback that runs while
   // the thread sends, and nothing may block there.
   auto adopted = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
-  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(),
-                context = currentContext(), deadline = currentDeadline(),
+  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(), state = ThreadState(),
                 served = ThreadRecord::ofThisThread().served()](Result<std::vector<RRefPtr>> rrefs) {
     if (std::this_thread::get_id() == thread) {
       if (const auto result = in_adopt.lock()) return void(result->emplace(std::move(rrefs)));
     }
-    messenger_.post([go, context, deadline, served, rrefs = std::move(rrefs)] {
+    messenger_.post([go, state, served, rrefs = std::move(rrefs)] {
       std::optional<ServedScope> record;
       if (served) record.emplace(*served);
-      const ContextScope scope(context);
-      const DeadlineScope limit(deadline);
-      go(rrefs);
+      state.run([&] { go(rrefs); });
     });
   };
   runOrFail(
@@ -85,7 +81,7 @@ std::optional<Interceptors::End> CallService::show(Request& request, const Respo
   }
 }
 
-void CallService::call(CallableRunner& runner, Request request, const Responder& responder) {
+void CallService::call(CallableRunner& runner, Request&& request, const Responder& responder) {
   const auto end = show(request, responder);
   if (!end) return;
   if (!*end) return run(runner, std::move(request), responder);
@@ -95,10 +91,10 @@ void CallService::call(CallableRunner& runner, Request request, const Responder&
       }));
 }
 
-void CallService::run(CallableRunner& runner, Request request, const Responder& responder) {
+void CallService::run(CallableRunner& runner, Request&& request, const Responder& responder) {
   prepare(
       std::move(request),
-      [&runner, responder](Invocation invocation) { runner.call(std::move(invocation), responder); },
+      [&runner, responder](Invocation&& invocation) { runner.call(std::move(invocation), responder); },
       [responder](Error error) { responder.fail(std::move(error)); });
 }
 
@@ -110,7 +106,7 @@ std::shared_ptr<OwnerRRef> CallService::findEarlier(const Request& request, cons
   return std::static_pointer_cast<OwnerRRef>(keyed_->beginValue(request, header, rref));
 }
 
-void CallService::remote(CallableRunner& runner, Request request, const Responder& responder) {
+void CallService::remote(CallableRunner& runner, Request&& request, const Responder& responder) {
   const auto end = show(request, responder);
   if (!end) return;
   const auto owned = rrefs_.host(request);
@@ -142,8 +138,8 @@ void CallService::remote(CallableRunner& runner, Request request, const Responde
     return settle(error);
   }
   prepare(
-      std::move(request), [&runner, settle](Invocation invocation) { runner.evaluate(std::move(invocation), settle); },
-      settle);
+      std::move(request),
+      [&runner, settle](Invocation&& invocation) { runner.evaluate(std::move(invocation), settle); }, settle);
 }
 
 }  // namespace torchrpc

@@ -27,14 +27,14 @@ class CallService {
   /// Calls `run` with the Invocation on a pool thread once the request's RRefs are confirmed, or `fail` with an Error.
   /// `run` and `fail` are copied.
   template <typename Run, typename Fail>
-  void prepare(Request request, const Run& run, const Fail& fail);
+  void prepare(Request&& request, const Run& run, const Fail& fail);
   /// Shows the request to the interceptors. Returns nullopt if one of them has refused it; then the request has been
   /// answered.
   std::optional<Interceptors::End> show(Request& request, const Responder& responder);
-  void call(CallableRunner& runner, Request request, const Responder& responder);
+  void call(CallableRunner& runner, Request&& request, const Responder& responder);
   /// The part of call() after the interceptors.
-  void run(CallableRunner& runner, Request request, const Responder& responder);
-  void remote(CallableRunner& runner, Request request, const Responder& responder);
+  void run(CallableRunner& runner, Request&& request, const Responder& responder);
+  void remote(CallableRunner& runner, Request&& request, const Responder& responder);
 
   /// Returns the RRef of an earlier remote call with the same key; null if the call has no key, or there was none: then
   /// `rref` becomes the RRef of the key.

@@ -21,6 +21,7 @@ namespace torchrpc {
 struct Invocation {
   WorkerInfo from;
   Message message;
+  uint64_t incarnation = 0;              ///< of `from`
   bool is_from_member = true;            ///< as Request's
   std::vector<RRefPtr> rrefs{};          ///< referred to by index in the payload
   std::shared_ptr<AuditedCall> audit{};  ///< as Request's
@@ -35,18 +36,19 @@ class CallableRunner {
   /// The kind of thread on which call() and evaluate() must be called.
   virtual Messenger::Where where() const { return Messenger::Where::kPool; }
 
+  // Both may move from the invocation.
   /// Runs the function and replies with its result, now or later (a function may return a future).
-  virtual void call(Invocation invocation, Responder responder) = 0;
+  virtual void call(Invocation&& invocation, const Responder& responder) = 0;
   /// Runs the function and passes its result, which becomes the value of an RRef, to `done`. Calls `done` once, on any
   /// thread.
-  virtual void evaluate(Invocation invocation, ValueHandler done) = 0;
+  virtual void evaluate(Invocation&& invocation, ValueHandler done) = 0;
 };
 
 /// The encoding of the value in a payload.
 enum class ValueFormat : uint8_t {
   kPlain = 0,    ///< wire/value_codec
   kPickle = 1,   ///< a Python pickle; its tensors, buffers and RRefs are elsewhere in the message
-  kObjects = 2,  ///< as kPlain, but tuples stand for objects; only Python reads and writes it: rpc/_plain_objects.py
+  kObjects = 2,  ///< as kPlain, and objects; only Python reads and writes it: rpc/_values/plain_objects.py
 };
 
 /// Encodes a reply that holds a value in plain form. Throws Error(kSerialization) for a value that has no plain form.

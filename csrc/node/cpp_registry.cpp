@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "base/sync/fork_safe_mutex.h"
 #include "node/node.h"
 #include "node/rref_value.h"
 #include "wire/metadata.h"
@@ -11,8 +12,9 @@ namespace torchrpc {
 namespace {
 
 struct Registry {
-  Mutex mutex;
+  ForkSafeMutex mutex;
   std::unordered_map<std::string, std::shared_ptr<const CppHandler>> handlers TORCHRPC_GUARDED_BY(mutex);
+  std::string conflicts TORCHRPC_GUARDED_BY(mutex);
 };
 
 // Made on first use, because static initialisers of other files register functions.
@@ -42,6 +44,29 @@ void registerCppHandler(const std::string& name, CppHandler handler) {
   }
 }
 
+bool unregisterCppFunction(const std::string& name) {
+  std::shared_ptr<const CppHandler> removed;  // destroyed without the lock
+  auto& all = registry();
+  MutexLock lock(all.mutex);
+  const auto it = all.handlers.find(name);
+  if (it == all.handlers.end()) return false;
+  removed = std::move(it->second);
+  all.handlers.erase(it);
+  return true;
+}
+
+void addRegistrationConflict(const std::string& text) {
+  auto& all = registry();
+  MutexLock lock(all.mutex);
+  all.conflicts += (all.conflicts.empty() ? "" : "\n") + text;
+}
+
+void checkRegistrations() {
+  auto& all = registry();
+  MutexLock lock(all.mutex);
+  if (!all.conflicts.empty()) throw Error(ErrorCode::kInvalidArgument, all.conflicts);
+}
+
 void registerCppFunction(const std::string& name, CppFunction function) {
   registerCppHandler(
       name,
@@ -61,7 +86,7 @@ Message encodeCppCall(
   return message;
 }
 
-void CppRunner::call(Invocation invocation, Responder responder) {
+void CppRunner::call(Invocation&& invocation, const Responder& responder) {
   // The function may finish after its owner has dropped the node. The callback keeps the node alive, and destroys the
   // responder, which uses it, first.
   auto alive = node_.weak_from_this().lock();
@@ -76,7 +101,7 @@ void CppRunner::call(Invocation invocation, Responder responder) {
   });
 }
 
-void CppRunner::evaluate(Invocation invocation, ValueHandler done) {
+void CppRunner::evaluate(Invocation&& invocation, ValueHandler done) {
   Reader reader(invocation.message.payload);
   const std::string name(reader.getString());
   AllowList::check(node_.allowed().of(invocation.from.name), "cpp_function(" + name + ")");

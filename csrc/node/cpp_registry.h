@@ -36,6 +36,13 @@ using CppHandler =
 void registerCppFunction(const std::string& name, CppFunction function);
 /// The same for a function that may complete later.
 void registerCppHandler(const std::string& name, CppHandler handler);
+/// Removes the function of that name; calls that run go on. Returns false if there is none.
+bool unregisterCppFunction(const std::string& name);
+
+/// Notes that two functions have been registered under one name, at a time when no error can be thrown.
+void addRegistrationConflict(const std::string& text);
+/// Throws Error(kInvalidArgument) with the conflicts, if there are any.
+void checkRegistrations();
 
 /// Encodes the call of a C++ function. `rrefs` encodes the RRefs among the arguments; if it is empty, there must be
 /// none.
@@ -46,8 +53,8 @@ class CppRunner final : public CallableRunner {
  public:
   /// `node` must outlive it.
   explicit CppRunner(Node& node) : node_(node) {}
-  void call(Invocation invocation, Responder responder) override;
-  void evaluate(Invocation invocation, ValueHandler done) override;
+  void call(Invocation&& invocation, const Responder& responder) override;
+  void evaluate(Invocation&& invocation, ValueHandler done) override;
 
  private:
   Node& node_;

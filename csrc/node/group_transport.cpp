@@ -1,6 +1,5 @@
 #include "node/group_transport.h"
 
-#include <string_view>
 #include <unistd.h>
 
 #include "agent/group_secret.h"
@@ -11,18 +10,6 @@
 #include "transport/native/auth/tls_credentials.h"
 
 namespace torchrpc {
-
-std::string rendezvousHost(const std::string& url) {
-  constexpr std::string_view kTcp = "tcp://";
-  if (!url.starts_with(kTcp)) {
-    return findMeetingPlace().host;
-  }
-  auto host = std::string_view(url).substr(kTcp.size());
-  host = host.substr(0, host.find_first_of("/?"));
-  host = host.substr(0, host.rfind(':'));
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  return std::string(host);
-}
 
 namespace {
 

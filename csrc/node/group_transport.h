@@ -14,9 +14,6 @@ class Store;
 
 namespace torchrpc {
 
-/// Returns the host of "tcp://host:port"; for any other URL, the host of findMeetingPlace().
-std::string rendezvousHost(const std::string& url);
-
 /// Makes the transport that `options.transport` describes. First completes that: the node name and the rendezvous host
 /// come from the other options; the identity, the secret and the TLS credentials come from the options, a file or the
 /// environment. If no secret is given, groupSecret() determines it. Logs who can join the group if neither a secret nor

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/exception.h"
+#include "base/log.h"
 #include "base/os/forced_unwind.h"
 #include "wire/callable_name.h"
 #include "wire/codec.h"
@@ -85,7 +86,16 @@ void Interceptors::add(std::shared_ptr<Interceptor> interceptor) {
 
 void Interceptors::end(const End& end, const Error* error) {
   if (!end) return;
-  for (const auto& each : std::views::reverse(*end)) each(error);
+  for (const auto& each : std::views::reverse(*end)) {
+    try {
+      each(error);
+    } catch (const os::ForcedUnwind&) {
+      throw;
+    } catch (...) {
+      const auto thrown = errorFromException(std::current_exception(), ErrorCode::kUserException, "");
+      log(LogLevel::kError, "an interceptor threw at the end of a call, which has no effect: " + thrown.text());
+    }
+  }
 }
 
 void Interceptors::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {

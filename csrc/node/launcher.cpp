@@ -60,6 +60,11 @@ void completeOpenMpi(Launch& launch) {
   if (!job.empty()) launch.port = portOf("mpi " + job);
 }
 
+/// Returns the host of "[host]", as URLs have IPv6 addresses, and other hosts as they are.
+std::string_view withoutBrackets(std::string_view host) {
+  return host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
+}
+
 constexpr Launcher kLaunchers[] = {
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr, &completeOpenMpi},
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", &completeSlurm},
@@ -70,13 +75,24 @@ constexpr Launcher kLaunchers[] = {
 }  // namespace
 
 MeetingPlace findMeetingPlace() {
-  MeetingPlace place{.host = variable("MASTER_ADDR"), .port = variable("MASTER_PORT")};
+  MeetingPlace place{.host = std::string(withoutBrackets(variable("MASTER_ADDR"))), .port = variable("MASTER_PORT")};
   if (!place.host.empty() && !place.port.empty()) return place;
   const auto launch = findLaunch();
   if (!launch) return place;
   if (place.host.empty()) place.host = launch->host;
   if (place.port.empty() && launch->port != 0) place.port = std::to_string(launch->port);
   return place;
+}
+
+std::string rendezvousHost(const std::string& url) {
+  constexpr std::string_view kTcp = "tcp://", kAllInterfaces = "0.0.0.0";
+  if (!url.starts_with(kTcp)) {
+    return findMeetingPlace().host;
+  }
+  auto host = std::string_view(url).substr(kTcp.size());
+  host = host.substr(0, host.find_first_of("/?"));
+  host = withoutBrackets(host.substr(0, host.rfind(':')));
+  return std::string(host.empty() ? kAllInterfaces : host);
 }
 
 std::string firstHostOf(const std::string& list) {

@@ -32,6 +32,10 @@ struct MeetingPlace {
 };
 MeetingPlace findMeetingPlace();
 
+/// Returns the host of "tcp://host:port", and "0.0.0.0", which stands for all interfaces, for "tcp://:port"; for any
+/// other URL, the host of findMeetingPlace().
+std::string rendezvousHost(const std::string& url);
+
 /// Returns the first host of a list in Slurm's notation: "node07" of "node[07-09,12],other".
 std::string firstHostOf(const std::string& list);
 

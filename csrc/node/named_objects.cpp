@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "agent/thread_record.h"
 #include "base/exception.h"
 #include "base/sync/waiter.h"
@@ -135,8 +135,8 @@ class NamedObjects::Answer {
   std::shared_ptr<Waiter<Reply>> waiter_ = std::make_shared<Waiter<Reply>>();
 };
 
-NamedObjects::NamedObjects(Agent& agent, RRefService& rrefs, StorePtr store)
-    : agent_(agent), rrefs_(rrefs), store_(std::move(store)) {
+NamedObjects::NamedObjects(Agent& agent, RRefService& rrefs, StorePtr store, const std::string& secret)
+    : agent_(agent), rrefs_(rrefs), store_(std::move(store)), seal_(secret) {
   const auto serve = [this](Kind kind, void (NamedObjects::*handler)(const Request&, const Responder&)) {
     // Not on the loop: the last reference to an object may be dropped here.
     agent_.on(kind, Messenger::Where::kPool, [this, handler](const Request& request, const Responder& responder) {
@@ -165,6 +165,16 @@ void NamedObjects::requireUsable(const std::string& name) const {
 void NamedObjects::add(const std::string& name, const RRefPtr& rref, Duration timeout) {
   requireUsable(name);
   rrefs_.requireOwn(*rref);
+  for (const auto& worker : {agent_.self().name, rref->owner().name}) {
+    if (mayOwn(worker)) continue;
+    throw Error(
+        ErrorCode::kNotAllowed,
+        worker +
+            " is a client: only members of the group may register objects or own registered ones. Give it an "
+            "identity with the role member if it may",
+        agent_.self().name);
+  }
+  requireFree(name, timeout);
   Registration mine{.owner = rref->owner().name};
   while (mine.number == 0) mine.number = numbers_.next();
   try {
@@ -187,12 +197,15 @@ RRefPtr NamedObjects::lookUp(const std::string& name, Duration timeout) {
   }
   auto answer = known ? findOnOwner(name, *known, timeout) : Result<RRefPtr>(nullptr);
   if (answer && answer.value()) return std::move(answer).value();
-  std::optional<Registration> named;
+  std::string stored;
   try {
-    named = namedBy(name);
+    stored = replace(name, "", "");
   } catch (const Error&) {
     return findAnywhere(name, timeout);
   }
+  const auto named = open(name, stored);
+  // Who can write to the store, but does not know the secret, may have changed the value.
+  if (!named && !stored.empty()) return findAnywhere(name, timeout);
   if (named && named != known) answer = findOnOwner(name, *named, timeout);
   const bool is_found = named && answer && answer.value();
   {
@@ -216,7 +229,7 @@ void NamedObjects::remove(const std::string& name, Duration timeout) {
   requireUsable(name);
   const auto named = namedBy(name);
   const bool was_held = named && dropOnOwnerAndWait(name, *named, timeout);
-  if (named) replace(name, named->text(), "");
+  if (named) replace(name, sealed(name, *named), "");
   {
     MutexLock lock(mutex_);
     found_.erase(name);
@@ -305,12 +318,49 @@ std::string NamedObjects::replace(const std::string& name, const std::string& ex
   }
 }
 
+std::string NamedObjects::sealed(const std::string& name, const Registration& registration) const {
+  return seal_.seal(kKeys + name, registration.text());
+}
+
+std::optional<NamedObjects::Registration> NamedObjects::open(const std::string& name, const std::string& stored) const
+    try {
+  auto registration = Registration::parse(seal_.open(kKeys + name, stored, "a registration"));
+  if (registration && !mayOwn(registration->owner)) return std::nullopt;
+  return registration;
+} catch (const Error&) {
+  return std::nullopt;
+}
+
+bool NamedObjects::mayOwn(const std::string& worker) const {
+  const auto info = agent_.directory().info(worker);
+  const auto record = info ? agent_.directory().find(info->id) : std::nullopt;
+  return !record || record->is_member;
+}
+
+// take() replaces a value that no member has written. Someone who can write to the store may have put it in the place
+// of a registration.
+void NamedObjects::requireFree(const std::string& name, Duration timeout) {
+  const auto stored = replace(name, "", "");
+  if (stored.empty() || open(name, stored)) return;
+  try {
+    findAnywhere(name, timeout);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNameNotFound) return;
+    throw;
+  }
+  throwInvalidArgument(
+      "the name " + quoted(name) +
+      " belongs to another object, but its entry in the store was changed by someone who " +
+      "is not a member of the group: take another name.");
+}
+
 void NamedObjects::take(const std::string& name, const Registration& mine, Duration timeout) {
   std::string expected;
+  const auto value_of_mine = sealed(name, mine);
   for (;; checkInterrupt()) {
-    const auto value = replace(name, expected, mine.text());
-    if (value == mine.text()) return;
-    if (const auto other = Registration::parse(value)) {
+    const auto value = replace(name, expected, value_of_mine);
+    if (value == value_of_mine) return;
+    if (const auto other = open(name, value)) {
       const auto answer = findOnOwner(name, *other, timeout);
       if (answer && answer.value()) {
         throwInvalidArgument(
@@ -348,11 +398,24 @@ NamedObjects::Answer NamedObjects::ask(
 void NamedObjects::holdOnOwner(
     const std::string& name, const Registration& mine, const RRefPtr& rref, Duration timeout) {
   if (rref->isOwner()) return hold(name, mine.number, rref);
+  awaitCreation(static_cast<UserRRef&>(*rref), timeout);
   Message message{.kind = Kind::kNameHold, .payload = encode(NameRequest{name, mine.number})};
   OutgoingForks forks(rrefs_, rref->owner().id);
   forks.add(rref);
   auto sent = forks.commit(message);
   ask(rref->owner(), std::move(message), timeout, std::move(sent)).wait().take();
+}
+
+// A call that makes an object ends with its caller if it has not begun, but a registered object outlives its creator.
+void NamedObjects::awaitCreation(UserRRef& rref, Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
+  const auto settled = std::make_shared<Waiter<Status>>();
+  rref.whenConfirmed([settled](const Status& failure) { settled->set(failure); });
+  const ThreadPool::BlockingScope blocking;
+  while (!settled->waitFor(std::min<Duration>(kSignalCheckInterval, timeUntil(deadline)))) {
+    checkInterrupt();
+    if (std::chrono::steady_clock::now() >= deadline) return;  // the owner is asked all the same
+  }
 }
 
 void NamedObjects::dropOnOwner(const std::string& name, const Registration& mine, Duration timeout) {
@@ -401,7 +464,8 @@ RRefPtr NamedObjects::findAnywhere(const std::string& name, Duration timeout) {
   if (auto rref = find(name, kAnyNumber)) return rref;
   std::vector<Answer> answers;
   for (const auto& worker : agent_.directory().all()) {
-    if (worker.id != agent_.self().id) answers.push_back(ask(worker, findMessage(name, kAnyNumber), timeout));
+    if (worker.id != agent_.self().id && mayOwn(worker.name))
+      answers.push_back(ask(worker, findMessage(name, kAnyNumber), timeout));
   }
   for (auto& answer : answers) {
     if (auto found = rrefIn(answer); found && found.value()) return std::move(found).value();

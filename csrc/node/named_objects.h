@@ -16,6 +16,7 @@
 
 #include "agent/agent.h"
 #include "agent/rendezvous.h"
+#include "agent/store_seal.h"
 #include "base/random.h"
 #include "rref/rref_service.h"
 
@@ -32,8 +33,9 @@ NameRequest decodeNameRequest(std::string_view bytes);
 
 class NamedObjects {
  public:
-  /// Must be made before the node starts. `agent` and `rrefs` must outlive it; it must outlive all requests.
-  NamedObjects(Agent& agent, RRefService& rrefs, StorePtr store);
+  /// Must be made before the node starts. `agent` and `rrefs` must outlive it; it must outlive all requests. `secret`:
+  /// of the group; it authenticates the registrations in the store.
+  NamedObjects(Agent& agent, RRefService& rrefs, StorePtr store, const std::string& secret);
   NamedObjects(const NamedObjects&) = delete;
   NamedObjects& operator=(const NamedObjects&) = delete;
 
@@ -41,7 +43,8 @@ class NamedObjects {
   // throw Error(kInvalidArgument) unless the name has 1 to 256 characters, and on the loop, which must not block.
 
   /// Registers the object under a name. Throws Error: kInvalidArgument if another object has the name, or for an RRef
-  /// of another node; kWorkerLost if the owner is lost; kRendezvous if the store is lost; kTimeout.
+  /// of another node; kNotAllowed if this worker or the owner is a client; kWorkerLost if the owner is lost;
+  /// kRendezvous if the store is lost; kTimeout.
   void add(const std::string& name, const RRefPtr& rref, Duration timeout);
   /// Throws Error: kNameNotFound; kWorkerLost if the owner is lost, and the object with it; kTimeout; the errors of
   /// fork() on the owner.
@@ -55,9 +58,9 @@ class NamedObjects {
   void close();
 
  private:
-  /// One registration of a name, "NUMBER OWNER" in the store. The owner holds the object before the store contains the
-  /// registration. So if the store contains a registration whose object the owner does not hold, that registration has
-  /// ended and may be replaced.
+  /// One registration of a name, "NUMBER OWNER" in the store, sealed with the group's secret. The owner holds the
+  /// object before the store contains the registration. So if the store contains a registration whose object the owner
+  /// does not hold, that registration has ended and may be replaced.
   struct Registration {
     uint64_t number = 0;  ///< not 0
     std::string owner{};
@@ -84,7 +87,15 @@ class NamedObjects {
   // Access to the store. These throw Error(kRendezvous) if the store is lost.
   /// Replaces the store's value for a name by `desired` if it is `expected`. Returns the value that the store has then.
   std::string replace(const std::string& name, const std::string& expected, const std::string& desired);
-  std::optional<Registration> namedBy(const std::string& name) { return Registration::parse(replace(name, "", "")); }
+  std::string sealed(const std::string& name, const Registration& registration) const;
+  /// Returns the registration in a value of the store. Returns nullopt if no worker of the group has written it, or if
+  /// its owner is a client.
+  std::optional<Registration> open(const std::string& name, const std::string& stored) const;
+  std::optional<Registration> namedBy(const std::string& name) { return open(name, replace(name, "", "")); }
+  /// False only for a worker of the group that is a client.
+  bool mayOwn(const std::string& worker) const;
+  /// Throws Error(kInvalidArgument) if an object has the name although the store has another value than a registration.
+  void requireFree(const std::string& name, Duration timeout);
   /// Writes this registration into the store. Throws Error(kInvalidArgument) if another registration has the name.
   void take(const std::string& name, const Registration& mine, Duration timeout);
 
@@ -92,6 +103,8 @@ class NamedObjects {
   Answer ask(const WorkerInfo& to, Message message, Duration timeout, std::vector<RRefFork> forks = {});
   /// Lets the owner hold the object. Throws Error.
   void holdOnOwner(const std::string& name, const Registration& mine, const RRefPtr& rref, Duration timeout);
+  /// Waits until the owner has made the object or has failed to, for at most `timeout`.
+  static void awaitCreation(UserRRef& rref, Duration timeout);
   /// Lets the owner drop the object, without waiting.
   void dropOnOwner(const std::string& name, const Registration& mine, Duration timeout);
   /// Lets the owner drop the object. Returns whether the owner held the object, or has ended with it. Throws Error.
@@ -99,7 +112,7 @@ class NamedObjects {
   /// Returns the owner's RRef, null if the owner does not hold that registration, or an error if the owner did not
   /// answer.
   Result<RRefPtr> findOnOwner(const std::string& name, const Registration& named, Duration timeout);
-  /// Asks all workers. Returns an RRef to an object with that name. Throws Error(kNameNotFound).
+  /// Asks all members. Returns an RRef to an object with that name. Throws Error(kNameNotFound).
   RRefPtr findAnywhere(const std::string& name, Duration timeout);
   Result<RRefPtr> rrefIn(Answer& answer);
   /// Whether the error of a request to the owner means that the registration has ended with the owner.
@@ -109,6 +122,7 @@ class NamedObjects {
   Agent& agent_;
   RRefService& rrefs_;
   const StorePtr store_;
+  const StoreSeal seal_;
   SecureNumbers numbers_;
   mutable Mutex mutex_;
   std::map<std::string, Held> held_ TORCHRPC_GUARDED_BY(mutex_);           ///< the objects of this worker, by name

@@ -26,8 +26,13 @@ namespace {
 // the step keeps them from being reused.
 constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
 
-constexpr Duration kStoreGrace = std::chrono::seconds(2);  // for all workers to read the store at the end of the start
+constexpr Duration kStoreGrace = std::chrono::seconds(2);      // for all workers to read the result of the start
+constexpr Duration kSetUpTime = std::chrono::milliseconds(5);  // for the program to set up what its functions use
+constexpr auto kStarted = "started";
 constexpr Duration kRefusalGrace = std::chrono::seconds(10);  // for all workers to find out that the group cannot form
+
+/// In the store of a group that grows: the latest incarnation that a worker with that id has got.
+std::string incarnationKey(WorkerId id) { return "incarnation/" + std::to_string(id); }
 
 /// Returns an incarnation that is greater than those of earlier starts in this group.
 uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
@@ -38,7 +43,7 @@ uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
     return std::max(static_cast<uint64_t>(now), rendezvous.incarnationInPlace() + kIncarnationStep);
   }
   if (options.world_size > 0) return now;
-  const auto key = "incarnation/" + std::to_string(self.id);
+  const auto key = incarnationKey(self.id);
   const auto latest = store->add(key, 0);
   // Not positive: never set, or set by a foreign process that can write to the store.
   return store->add(key, latest <= 0 ? now : std::max(now - latest, kIncarnationStep));
@@ -87,6 +92,7 @@ void requireUsable(const Limits& limits) {
 Agent::Options Node::agentOptions() const {
   auto options = options_.agent;
   options.incarnation = incarnation_;
+  options.world_size = options_.world_size;
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
   options.copies_shared_tensors = options_.agent.copies_shared_tensors || !options_.allowed_functions.empty();
   options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
@@ -125,6 +131,7 @@ std::unique_ptr<SlowCalls> Node::makeSlowCalls() {
 }
 
 std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
+  checkRegistrations();
   auto completed = options;
   auto transport = makeGroupTransport(completed, *store);
   const auto destroy = [](Node* node) {
@@ -184,7 +191,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
       calls_(autograd_.recorder(), *rrefs_, interceptors_, &agent_.keyedCalls()),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }),
-      named_objects_(agent_, *rrefs_, store_),
+      named_objects_(agent_, *rrefs_, store_, options_.transport.secret),
       inspector_(
           {.agent = agent_,
            .rrefs = *rrefs_,
@@ -234,6 +241,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
 std::string Node::whyNotServing() const {
   if (!has_started_) return self().name + " waits for the other workers of its group";
   if (agent_.isEnding()) return self().name + " is shutting down";
+  const LentThreads::Mark mark(*agent_.lentThreads());
   return options_.health_check ? options_.health_check() : "";
 }
 
@@ -252,6 +260,7 @@ void Node::beginRendezvous() {
       .is_member = startsAsMember(options_)};
   card_ = makeCard(self.address);
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
+  rendezvous_->setServedAt(options_.served_store);
 }
 
 // The card contains the group's secret only if the user has given none. A process that can read the card could also
@@ -281,14 +290,13 @@ template <typename Step>
 void Node::overStore(const Step& step) const try {
   step();
 } catch (const c10::Error& error) {
-  throw Error(
-      ErrorCode::kRendezvous, "the group's store does not answer " + self().name + " any more: " + textOf(error));
+  throw storeLostError(self().name, options_.served_store, error);
 }
 
 void Node::start() {
   const auto deadline = deadlineAfter(options_.init_timeout);
   if (!place_.empty()) {
-    for (const auto& record : place_) agent_.directory().add(record);
+    for (const auto& record : place_) agent_.admit(record, /*is_news=*/false);
     checkDevices();
     updateDeviceMaps();
     announce(place_, timeUntil(deadline));
@@ -313,7 +321,7 @@ void Node::joinOthers(TimePoint deadline) {
   beginRendezvous();
   const auto limit = timeUntil(deadline);
   if (isStaticGroup()) {
-    for (const auto& record : rendezvous_->meetAll(limit)) agent_.directory().add(record);
+    for (const auto& record : rendezvous_->meetAll(limit)) agent_.admit(record, /*is_news=*/false);
     try {
       checkDevices();
     } catch (const Error&) {
@@ -323,7 +331,10 @@ void Node::joinOthers(TimePoint deadline) {
     updateDeviceMaps();
     // No worker may call another before that one knows the addresses and the device maps of all.
     rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
-    rendezvous_->releaseStore("started", kStoreGrace);
+    // Worker 0 returns first: programs often set up there what the others' first calls use. It waits for the others to
+    // have read the store when it ends.
+    must_release_store_ = self().id == 0;
+    if (!must_release_store_) rendezvous_->releaseStore(kStarted, kStoreGrace);
   } else {
     const auto any_alive = [this](const auto& records) { return agent_.anyAnswersPing(records); };
     for (const auto& record : rendezvous_->joinGroup(limit, any_alive)) agent_.admit(record, /*is_news=*/false);
@@ -411,6 +422,13 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
 }
 
 Status Node::accept(const WorkerRecord& record) {
+  if (!isStaticGroup() || record.info.id < 0 || record.info.id >= options_.world_size) {
+    return Error(
+        ErrorCode::kRendezvous,
+        "the group of " + self().name + " has no place for " + toString(record.info) +
+            ": an announcement is only for a worker that takes its place in a group of a fixed size",
+        self().name);
+  }
   if (record.world_size != options_.world_size) {
     return Error(
         ErrorCode::kRendezvous,
@@ -506,7 +524,7 @@ std::map<std::string, std::string> Node::metrics() const {
   return metrics;
 }
 
-void Node::admit(const WorkerInfo& worker) {
+void Node::admit(const WorkerInfo& worker, const Peer* caller) {
   if (worker.id == self().id) return;
   const auto record = rendezvous_->lookUp(worker.id, timeout());
   if (record.info != worker) {
@@ -515,12 +533,31 @@ void Node::admit(const WorkerInfo& worker) {
         toString(worker) + " cannot join the group of " + self().name + ": the store has it as " +
             toString(record.info));
   }
+  if (caller) {
+    caller->requireOwn(record, self().name);
+    // The next worker with this id gets a greater one than the store has given out, and has to replace this worker.
+    const auto given = store_->add(incarnationKey(worker.id), 0);
+    if (given < 0 || record.incarnation > static_cast<uint64_t>(given)) {
+      throw Error(
+          ErrorCode::kNotAllowed,
+          self().name + " does not admit " + toString(worker) +
+              " with a greater incarnation than the group's store has given to a worker with this id",
+          self().name);
+    }
+  }
+  for (const auto& other : livingWorkers()) {
+    if (other == worker || (other.id != worker.id && other.name != worker.name)) continue;
+    throw Error(
+        ErrorCode::kRendezvous,
+        toString(worker) + " cannot join the group of " + self().name + ", in which " + toString(other) + " lives");
+  }
   checkDevices(&record);
   add(record);
 }
 
-void Node::expel(const WorkerInfo& worker) {
+void Node::expel(const WorkerInfo& worker, const Peer* caller) {
   if (worker.id == self().id) return;
+  if (caller) caller->requireOwn(record(worker.id), self().name);
   // Its connection stays open, because it carries the reply to the call that removes the worker; it closes with the
   // worker. But the worker counts as lost from now on, because it may have joined again before its connection ends.
   agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
@@ -529,10 +566,15 @@ void Node::expel(const WorkerInfo& worker) {
   autograd_.onWorkerLost(worker);
 }
 
+void Node::releaseFirstCalls() {
+  if (first_calls_) agent_.releaseAfter(kSetUpTime, first_calls_);
+}
+
 void Node::call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done) {
+  if (first_calls_ && !first_calls_->isReleased() && !agent_.isGroupFunction(call.message)) first_calls_->release();
   if (!call.forks.empty()) {
     done = [rrefs = rrefs_, forks = std::move(call.forks), done = std::move(done)](Result<Message> result) {
-      if (!result && RRefService::neverDelivered(result.error())) rrefs->abandon(forks);
+      if (!result && RRefService::neverUsed(result.error())) rrefs->abandon(forks);
       done(std::move(result));
     };
   }
@@ -549,17 +591,26 @@ Message Node::replyWith(const c10::IValue& value, WorkerId to) {
 std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) { return rrefs_->adopt(forksIn(reply)); }
 
 void Node::barrier(const std::string& name, Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
   meet([&] {
     rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
+    if (absent_.empty()) return;
     // This worker may end the process that serves the store, so wait until the others have read who is absent.
-    if (!absent_.empty()) rendezvous_->releaseStore(name + "_read", std::chrono::seconds(1));
+    rendezvous_->releaseStore(
+        name + "_read", std::min<Duration>(std::chrono::seconds(1), timeUntil(deadline)), absent_);
   });
 }
 
 Rendezvous::LostAmong Node::lostAmong() {
-  return [this](const std::vector<WorkerId>& workers) {
+  return [this](std::vector<WorkerId> workers) {
     if (agent_.isClosing()) throw Error(ErrorCode::kShutdown, self().name + " has shut down meanwhile");
-    return agent_.lostAmong(workers);
+    auto gone = agent_.lostAmong(workers);
+    if (!rendezvous_->hasAnyLeft()) return gone;
+    // The store tells at once that a worker has left; this worker may not be connected to it.
+    std::erase_if(workers, [&](WorkerId id) {
+      return std::ranges::find(gone, id) == gone.end() && !rendezvous_->hasLeft(id, agent_.incarnation(id));
+    });
+    return workers;
   };
 }
 
@@ -574,12 +625,13 @@ void Node::requireAll() {
 }
 
 void Node::join(Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
   const auto busy = [&] {
     return Error(
         ErrorCode::kTimeout, "calls were still under way on " + self().name + " when the time-out of shutdown expired");
   };
   if (!isStaticGroup()) {
-    if (!agent_.waitIdle(timeout)) throw busy();
+    if (!agent_.waitIdle(timeUntil(deadline))) throw busy();
     agent_.expectDisconnects(true);
     rendezvous_->leaveGroup();
     return;
@@ -588,17 +640,19 @@ void Node::join(Duration timeout) {
   meet([&] {
     int64_t seen = -1;
     for (int round = 0;; ++round) {
-      if (!agent_.waitIdle(timeout)) throw busy();
+      if (!agent_.waitIdle(timeUntil(deadline))) throw busy();
       const auto begun = agent_.activityCount();
       // The first worker that finds out that this was the last round closes its connections at once.
       agent_.expectDisconnects(true);
-      const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
+      const auto sum =
+          rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeUntil(deadline), lostAmong(), absent_);
       if (sum == seen) break;
       agent_.expectDisconnects(false);
       seen = sum;
     }
     rendezvous_->markEnded();
-    rendezvous_->releaseStore("left", std::chrono::seconds(absent_.empty() ? 5 : 1));
+    const Duration grace = std::chrono::seconds(absent_.empty() ? 5 : 1);
+    rendezvous_->releaseStore("left", std::min(grace, timeUntil(deadline)), absent_);
   });
 }
 
@@ -627,6 +681,10 @@ void Node::requestStop() {
   stop_requested_.notify_all();
 }
 
+void Node::stopBy(const std::stop_token& token) {
+  stop_callback_.emplace(token, [this] { requestStop(); });
+}
+
 bool Node::waitForStopRequest(Duration timeout) {
   const ThreadPool::BlockingScope blocking;
   MutexLock lock(stop_mutex_);
@@ -653,6 +711,9 @@ bool Node::drain(Duration limit, Duration timeout) {
   if (!agent_.isInItsProcess()) return true;
   requireOtherThread();
   if (keeper_) keeper_->stop();
+  if (std::exchange(must_release_store_, false)) {
+    rendezvous_->releaseStore(kStarted, std::min({limit, timeout, kStoreGrace}), absent_);
+  }
   agent_.beginEnd(limit);
   return agent_.drain(timeout);
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -90,7 +91,8 @@ class Node : public std::enable_shared_from_this<Node> {
     /// Whether workers on this machine use the memory of this worker's device tensors instead of copies. Then this
     /// worker must live as long as its tensors are used, and neither side may change them while the other uses them.
     bool shares_device_tensors = false;
-    /// False: Python values that are no plain data are sent as ValueFormat::kObjects, never as pickles.
+    /// False: Python values that are no plain data travel as ValueFormat::kObjects, never as pickles. True: as pickles,
+    /// except to and from workers that allowed_functions limits.
     bool uses_pickles = true;
   };
 
@@ -112,6 +114,10 @@ class Node : public std::enable_shared_from_this<Node> {
   /// lost. Returns false if there is no such place; then the node cannot be used. Throws Error(kRendezvous) if the
   /// earlier incarnation is alive.
   bool takePlace();
+  /// Before start(): keeps the calls of other workers until releaseFirstCalls(). See Note [First calls].
+  void keepFirstCalls() { first_calls_ = agent_.keepCalls(); }
+  /// The program's own code is about to run after the start: after a few milliseconds the calls run that were kept.
+  void releaseFirstCalls();
   /// Joins the group. On return every worker of a static group serves calls; in a group that grows, every worker that
   /// has joined. Throws Error: kRendezvous; kInvalidArgument if the devices of the workers do not fit together.
   void start();
@@ -153,9 +159,10 @@ class Node : public std::enable_shared_from_this<Node> {
   /// Whether a worker of the group is a member, and no client, by its own record. Throws Error(kUnknownWorker).
   bool isMember(WorkerId id) const;
   /// For a group that grows: called when another worker has joined or left. admit() throws Error, and changes nothing,
-  /// if the store has no such record of the worker, or its devices do not fit those of the others.
-  void admit(const WorkerInfo& worker);
-  void expel(const WorkerInfo& worker);
+  /// if the store has no such record of the worker, its devices do not fit those of the others, a living worker has its
+  /// name, or the record is not that of `caller`, which asks for it. Null: the program itself asks.
+  void admit(const WorkerInfo& worker, const Peer* caller = nullptr);
+  void expel(const WorkerInfo& worker, const Peer* caller = nullptr);
 
   // --- calls, any thread ---
   /// The message of a call, and the forks in it.
@@ -182,6 +189,8 @@ class Node : public std::enable_shared_from_this<Node> {
   /// Makes waitForStopRequest() return. Any thread. For functions that end a worker: a function cannot shut down the
   /// node that runs it.
   void requestStop();
+  /// Calls requestStop() when the stop of `token` is requested. To be called once.
+  void stopBy(const std::stop_token& token);
   /// Blocks until requestStop() is called; returns false after `timeout`. A signal interrupts the wait.
   bool waitForStopRequest(Duration timeout);
   /// For a static group: this worker ends before the others, which continue without it and do not count it as lost at
@@ -286,14 +295,17 @@ class Node : public std::enable_shared_from_this<Node> {
   bool is_stop_requested_ TORCHRPC_GUARDED_BY(stop_mutex_) = false;
   std::atomic<bool> has_started_{false};
   std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< set on the ranks that restore a lost store
+  std::shared_ptr<CallGate::Hold> first_calls_;        ///< set before start(), by keepFirstCalls(); may be null
   // Used by the thread that starts and ends the node only:
   std::vector<WorkerRecord> place_;       ///< of takePlace()
   std::unique_ptr<HealthServer> health_;  ///< from the construction to shutdown()
   WorkerCard card_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<StoreKeeper> keeper_;  ///< made before the node has started
+  bool must_release_store_ = false;      ///< others may still read the result of the start, in this process's store
   bool store_is_lost_ = false;
   std::set<WorkerId> absent_;  ///< workers that were lost while the group formed
+  std::optional<std::stop_callback<std::function<void()>>> stop_callback_;
 };
 
 }  // namespace torchrpc

@@ -1,15 +1,15 @@
 #pragma once
 
 // The state of a thread that serves a call, so that another thread can continue the call: the autograd context, the
-// deadline, and torch's own state, such as the grad mode. Coroutines of both languages keep a ThreadState between their
-// steps.
+// call with its deadline, and torch's own state, such as the grad mode. Coroutines of both languages keep a ThreadState
+// between their steps.
 // Threads: one at a time.
 
 #include <ATen/ThreadLocalState.h>
 
 #include <utility>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "autograd/context.h"
 
 namespace torchrpc {
@@ -24,13 +24,13 @@ class ThreadState {
   decltype(auto) run(F&& function) const {
     const at::ThreadLocalStateGuard torch_scope(torch_);
     const ContextScope context_scope(context_);
-    const DeadlineScope deadline_scope(deadline_);
+    const CallScope call_scope(call_);
     return std::forward<F>(function)();
   }
 
  private:
   ContextPtr context_ = currentContext();
-  TimePoint deadline_ = currentDeadline();
+  CurrentCall call_ = currentCall();
   at::ThreadLocalState torch_{};
 };
 

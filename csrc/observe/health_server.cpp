@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <fcntl.h>
+#include <map>
 #include <poll.h>
 #include <unistd.h>
 #include <utility>
@@ -18,7 +19,7 @@ namespace torchrpc {
 
 namespace {
 
-constexpr size_t kMaxConnections = 16;  // further ones wait in the backlog of the listener
+constexpr size_t kMaxConnections = 64;  // a further one closes an older one
 constexpr size_t kMaxRequestBytes = 4096;
 constexpr Duration kConnectionTime = std::chrono::seconds(1);
 constexpr int kPauseMilliseconds = 100;
@@ -39,6 +40,7 @@ std::string response(std::string_view status, const std::string& body) {
 
 struct HealthServer::Connection {
   native::Descriptor socket;
+  std::string peer;  ///< its address, without the port
   TimePoint deadline;
   std::string request{};
   bool is_done = false;
@@ -64,11 +66,8 @@ HealthServer::~HealthServer() {
 void HealthServer::run() const {
   std::vector<Connection> connections;
   for (;;) {
-    std::vector<pollfd> waits{{stop_reader_.get(), POLLIN, 0}};
-    // The listener is the last entry, because it is left out while kMaxConnections are open.
+    std::vector<pollfd> waits{{stop_reader_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     for (const auto& connection : connections) waits.push_back({connection.socket.get(), POLLIN, 0});
-    const bool has_room = connections.size() < kMaxConnections;
-    if (has_room) waits.push_back({listener_.get(), POLLIN, 0});
     auto pause = -1;
     for (const auto& connection : connections) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(timeUntil(connection.deadline)).count();
@@ -78,19 +77,47 @@ void HealthServer::run() const {
     if (waits.front().revents != 0) return;
     for (size_t i = 0; i < connections.size(); ++i) {
       auto& connection = connections[i];
-      if (waits[i + 1].revents != 0) serve(connection);
+      if (waits[i + 2].revents != 0) serve(connection);
       if (TimePoint::clock::now() >= connection.deadline) connection.is_done = true;
     }
     std::erase_if(connections, [](const Connection& connection) { return connection.is_done; });
-    if (has_room && waits.back().revents != 0) {
-      native::Descriptor socket(os::acceptSocket(listener_.get()));
-      if (socket) {
-        connections.push_back({std::move(socket), deadlineAfter(kConnectionTime)});
-      } else {
-        ::poll(waits.data(), 1, kPauseMilliseconds);  // no descriptor is left; only the stop ends this pause early
-      }
+    if (waits[1].revents != 0 && !acceptSome(connections)) {
+      ::poll(waits.data(), 1, kPauseMilliseconds);  // no descriptor is left; only the stop ends this pause early
     }
   }
+}
+
+// A probe sends its request at once, and mostly is answered as soon as it is accepted. So connections that send nothing
+// do not hold it up, however many there are, if none waits in the backlog of the listener.
+bool HealthServer::acceptSome(std::vector<Connection>& connections) const {
+  for (size_t i = 0; i < kMaxConnections; ++i) {
+    native::Descriptor socket(os::acceptSocket(listener_.get()));
+    if (!socket) {
+      const bool is_full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      if (!is_full) return true;
+      if (connections.empty()) return false;
+      dropOne(connections);
+      continue;
+    }
+    auto peer = native::SocketAddress::hostOfPeer(socket.get());
+    connections.push_back({std::move(socket), std::move(peer), deadlineAfter(kConnectionTime)});
+    serve(connections.back());
+    if (connections.back().is_done) {
+      connections.pop_back();
+      return true;  // the check may have taken long
+    }
+    if (connections.size() > kMaxConnections) {
+      dropOne(connections);
+    }
+  }
+  return true;
+}
+
+void HealthServer::dropOne(std::vector<Connection>& connections) {
+  std::map<std::string, size_t> counts;
+  for (const auto& connection : connections) ++counts[connection.peer];
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& each) { return each.second; });
+  connections.erase(std::ranges::find(connections, most->first, &Connection::peer));
 }
 
 void HealthServer::serve(Connection& connection) const {

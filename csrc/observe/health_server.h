@@ -2,13 +2,15 @@
 
 // Answers health probes over HTTP, for Kubernetes, load balancers and curl: GET /healthz (or /) returns 200 while the
 // worker serves calls, otherwise 503 with the reason. It implements nothing else of HTTP, and parses only the first
-// line of a request. There is no authentication: every client that can connect to the port gets an answer. Only a few
-// connections are open at a time, each for at most a second, plus the time that the program's own check takes.
-// Threads: its own thread runs the check. The methods are for the thread that creates the object.
+// line of a request. There is no authentication: every client that can connect to the port gets an answer. At most 64
+// connections are open at a time, each for at most a second, plus the time that the program's own check takes. A
+// further one closes the oldest connection of the address that has most of them. Threads: its own thread runs the
+// check. The methods are for the thread that creates the object.
 
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "transport/native/socket/socket.h"
 
@@ -33,6 +35,10 @@ class HealthServer {
  private:
   struct Connection;
   void run() const;
+  /// Accepts connections, and serves those that have sent their request. Returns false if no descriptor is left.
+  bool acceptSome(std::vector<Connection>& connections) const;
+  /// Closes the oldest connection of the address that has most of them.
+  static void dropOne(std::vector<Connection>& connections);
   /// Reads the bytes that have arrived. Answers when the request is complete or too long.
   void serve(Connection& connection) const;
   std::string answerTo(std::string_view request) const;

@@ -87,16 +87,17 @@ void SlowCalls::request(WorkerId to, Message message, Duration timeout, ReplyHan
 
 void SlowCalls::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
-  ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
-    Watched call{
-        .call = {.side = CallCounts::Side::kIn, .peer = request.from.name},
-        .id = request.message.call,
-        .from = request.from.id};
-    auto watched = watching(
-        std::move(call), request.message,
-        [responder = std::move(responder)](Result<Message> reply) { responder.complete(std::move(reply)); });
-    handler(std::move(request), Responder(std::move(watched)));
-  });
+  ForwardingMessenger::on(
+      kind, where, [this, handler = std::move(handler)](Request&& request, const Responder& responder) {
+        Watched call{
+            .call = {.side = CallCounts::Side::kIn, .peer = request.from.name},
+            .id = request.message.call,
+            .from = request.from.id};
+        auto watched = watching(std::move(call), request.message, [responder](Result<Message> reply) {
+          responder.complete(std::move(reply));
+        });
+        handler(std::move(request), Responder(std::move(watched)));
+      });
 }
 
 void SlowCalls::scheduleReport() {

@@ -6,7 +6,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <set>

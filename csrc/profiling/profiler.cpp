@@ -105,7 +105,7 @@ class RecordedRequest {
 };
 
 void serveInTrace(
-    const Messenger::RequestHandler& handler, const std::string& name, const GloballyUniqueId& id, Request request,
+    const Messenger::RequestHandler& handler, const std::string& name, const GloballyUniqueId& id, Request&& request,
     const Responder& responder) {
   const auto range = Range::begin(name, id, Range::Side::kCallee);
   if (!range) return handler(std::move(request), responder);
@@ -124,7 +124,7 @@ bool isProfiled(const Message& message) {
 
 }  // namespace
 
-void Profiler::serve(const RequestHandler& handler, Request request, const Responder& responder) {
+void Profiler::serve(const RequestHandler& handler, Request&& request, const Responder& responder) {
   const auto header = profilingHeaderOf(request.message);
   auto server = ServerProfile::current();
   if (((header && !header->config.empty()) || server) && !torch::profiler::impl::profilerEnabled()) {
@@ -141,10 +141,11 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
 
 void Profiler::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
-  ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
-    if (!isProfiled(request.message)) return handler(std::move(request), std::move(responder));
-    serve(handler, std::move(request), responder);
-  });
+  ForwardingMessenger::on(
+      kind, where, [this, handler = std::move(handler)](Request&& request, const Responder& responder) {
+        if (!isProfiled(request.message)) return handler(std::move(request), responder);
+        serve(handler, std::move(request), responder);
+      });
 }
 
 void Profiler::onLoopFirst(Kind kind, LoopHandler handler) {

@@ -31,7 +31,7 @@ class Profiler final : public ForwardingMessenger {
 
  private:
   std::shared_ptr<Range> rangeOf(Kind kind, WorkerId to);
-  void serve(const RequestHandler& handler, Request request, const Responder& responder);
+  void serve(const RequestHandler& handler, Request&& request, const Responder& responder);
 
   std::atomic<uint64_t> ids_{0};
 };

@@ -4,7 +4,7 @@
 
 #include <unordered_map>
 
-#include "base/sync/mutex.h"
+#include "base/sync/fork_safe_mutex.h"
 
 namespace torchrpc {
 
@@ -24,7 +24,7 @@ namespace {
 // range: the thread that calls Range::end(), or the thread in stopTrace(). `busy` counts the ranges that threads are
 // beginning or ending.
 struct OpenRanges {
-  Mutex mutex;
+  ForkSafeMutex mutex;
   CondVar changed;
   std::unordered_map<Range*, std::shared_ptr<Range>> ranges TORCHRPC_GUARDED_BY(mutex);
   size_t serving TORCHRPC_GUARDED_BY(mutex) = 0;  ///< the ranges of callees in `ranges`

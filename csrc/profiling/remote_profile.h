@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/sync/mutex.h"
+#include "base/sync/fork_safe_mutex.h"
 
 namespace torchrpc {
 
@@ -66,7 +66,7 @@ class ServerProfile {
   /// The state of the process.
   struct State {
     std::atomic<bool> any{false};
-    Mutex mutex;
+    ForkSafeMutex mutex;
     std::shared_ptr<ServerProfile> innermost TORCHRPC_GUARDED_BY(mutex);
   };
   static State& state_;

@@ -6,6 +6,7 @@
 // incarnation of the owner, because a later incarnation does not have these RRefs. Threads: any.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <map>
@@ -37,6 +38,7 @@ class DeletionQueues {
       return {deletion};
     }
     queue.waiting.push_back(deletion);
+    ++waiting_;
     return {};
   }
 
@@ -54,6 +56,7 @@ class DeletionQueues {
     const auto end = waiting.begin() + static_cast<ptrdiff_t>(count);
     Deletions next(waiting.begin(), end);
     waiting.erase(waiting.begin(), end);
+    waiting_ -= count;
     return next;
   }
 
@@ -63,16 +66,19 @@ class DeletionQueues {
     MutexLock lock(mutex_);
     const auto found = queues_.find(to);
     if (found == queues_.end()) return;
+    waiting_ -= found->second.waiting.size();
     found->second.waiting.clear();
     if (--found->second.unanswered == 0) queues_.erase(found);
   }
 
-  size_t waiting() const {
+  /// The deletions that wait until the owner answers earlier ones.
+  size_t waitingFor(const To& to) const {
     MutexLock lock(mutex_);
-    size_t count = 0;
-    for (const auto& [to, queue] : queues_) count += queue.waiting.size();
-    return count;
+    const auto found = queues_.find(to);
+    return found == queues_.end() ? 0 : found->second.waiting.size();
   }
+  /// The deletions that wait for all owners. Cheap.
+  size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
 
  private:
   struct Queue {
@@ -80,6 +86,7 @@ class DeletionQueues {
     std::deque<UserDelete> waiting{};
   };
 
+  std::atomic<size_t> waiting_{0};  ///< of all queues; changed under mutex_
   mutable Mutex mutex_;
   std::map<To, Queue> queues_ TORCHRPC_GUARDED_BY(mutex_);  ///< only those with unanswered messages
 };

@@ -148,14 +148,14 @@ Error droppedError(const RRefId& rref, const WorkerInfo& owner) {
 }
 
 Error creationError(const WorkerInfo& owner, const Error& cause) {
+  if (cause.code() == ErrorCode::kQuotaExceeded) return cause;  // it says why, and the owner has created nothing
   const bool is_timeout = cause.code() == ErrorCode::kTimeout;
   const std::string text = is_timeout
       ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
         "owner node does not exist."
       : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have created it.";
-  const auto code = is_timeout                 ? ErrorCode::kRRefCreationTimeout
-      : cause.code() == ErrorCode::kWorkerLost ? ErrorCode::kWorkerLost
-                                               : ErrorCode::kRRefCreation;
+  const bool keeps_code = cause.code() == ErrorCode::kWorkerLost || cause.code() == ErrorCode::kShutdown;
+  const auto code = is_timeout ? ErrorCode::kRRefCreationTimeout : keeps_code ? cause.code() : ErrorCode::kRRefCreation;
   return Error(code, text + " Cause: " + cause.text(), owner.name);
 }
 

@@ -94,8 +94,8 @@ Error deletedError(const UserRRef& rref, std::string_view attempt);
 /// The kRRefDeleted error of an RRef that the owner does not have, or that the asking worker does not hold. The text is
 /// the same in both cases, so that it does not reveal which RRefs exist.
 Error droppedError(const RRefId& rref, const WorkerInfo& owner);
-/// The error that the caller of a failed remote() gets: kRRefCreationTimeout or kWorkerLost if that is the cause, else
-/// kRRefCreation.
+/// The error that the caller of a failed remote() gets: the cause itself if it is kQuotaExceeded; kRRefCreationTimeout
+/// for a time-out, kWorkerLost or kShutdown if that is the cause, else kRRefCreation.
 Error creationError(const WorkerInfo& owner, const Error& cause);
 /// The error for waiters at the owner if the call that makes the value has not arrived and will not run: its caller has
 /// deleted its fork, or is lost.

@@ -66,6 +66,15 @@ void OwnerTable::eraseFork(Entry& entry, std::map<ForkId, Holder>::iterator fork
   entry.forks.erase(fork);
 }
 
+Status OwnerTable::checkForks(WorkerId holder) const {
+  if (holder == kNoWorker || forks_held_.of(holder) < kMostForks) return std::nullopt;
+  return Error(
+      ErrorCode::kQuotaExceeded,
+      "worker " + std::to_string(holder) + " holds " + std::to_string(kMostForks) + " references to values of " +
+          self_->self.name + ", and no worker may hold more: delete RRefs that are not needed any more",
+      self_->self.name);
+}
+
 bool OwnerTable::mayHold(const Entry& entry, const ForkId& fork, WorkerId worker) {
   const auto known = entry.forks.find(fork);
   return known == entry.forks.end() || known->second.worker == worker || known->second.worker == kNoWorker;
@@ -87,6 +96,7 @@ OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, End
 void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
   MutexLock lock(mutex_);
   if (const auto peer = peers_.find(holder); peer != peers_.end() && peer->second.lost) return;  // would stay for ever
+  if (const auto refused = checkForks(holder)) throw *refused;
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
   setFork(entry, fork, {holder, kNoNumber});
@@ -133,6 +143,7 @@ Status OwnerTable::registerLocked(const Sender& holder, const ForkRequest& reque
   if (isLost(holder) || request.registration == kNoNumber) return dropped(request.rref);
   if (peers_[holder.worker].registrations.contains(request.registration)) return std::nullopt;
   if (peers_[holder.worker].registrations.isFull()) return tooManyGaps(holder.worker);
+  if (const auto refused = checkForks(holder.worker)) return refused;
   const auto found = findOrExpect(request.rref, request.creation, holder.worker);
   if (!found) return found.error();
   auto& entry = found.value()->second;

@@ -44,9 +44,14 @@ class OwnerTable {
   /// outstanding calls. It bounds the memory that a worker can use here with ids for which no call will ever arrive.
   static constexpr size_t kMostExpected = size_t{1} << 15;
 
+  /// The limit on forks that one worker can hold by its own messages, whatever the number of values; larger than the
+  /// number of RRefs of a program. It bounds the memory that a worker can use here with forks of one value.
+  static constexpr size_t kMostForks = size_t{1} << 20;
+
   explicit OwnerTable(std::shared_ptr<const GroupMember> self) : self_(std::move(self)) {}
 
-  /// Adds a fork that the owner makes; `holder` is kNoWorker if the receiver is unknown.
+  /// Adds a fork that the owner makes; `holder` is kNoWorker if the receiver is unknown. Throws Error(kQuotaExceeded)
+  /// beyond kMostForks.
   void addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder);
 
   /// For remote() to this worker: adds an entry with `rref` for the call that is about to be sent.
@@ -130,6 +135,8 @@ class OwnerTable {
   void eraseFork(Entry& entry, std::map<ForkId, Holder>::iterator fork) TORCHRPC_REQUIRES(mutex_);
   /// Whether a worker may register or delete this fork: no other worker holds it.
   static bool mayHold(const Entry& entry, const ForkId& fork, WorkerId worker);
+  /// The error of a worker that holds kMostForks forks; nullopt for others.
+  Status checkForks(WorkerId holder) const TORCHRPC_REQUIRES(mutex_);
   Status registerLocked(const Sender& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
   void removeLocked(WorkerId holder, const UserDelete& deletion, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   bool isLost(const Sender& sender) TORCHRPC_REQUIRES(mutex_);

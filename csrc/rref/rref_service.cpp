@@ -1,7 +1,9 @@
 #include "rref/rref_service.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <iterator>
 #include <limits>
@@ -33,6 +35,12 @@ struct RRefService::State {
   UserTable users;
   DeletionQueues deletions{};
   SecureNumbers random{};
+  /// The forks that workers have sent and whose acceptance they, or the owners, have not answered yet. Counted for each
+  /// RRef that arrives, so without a mutex: workers whose ids differ by a multiple of the size share a count.
+  std::array<std::atomic<uint32_t>, 256> unanswered_forks{};
+  std::atomic<uint32_t>& unansweredForks(WorkerId sender) {
+    return unanswered_forks[static_cast<uint32_t>(sender) % unanswered_forks.size()];
+  }
   std::atomic<uint64_t> next_id{0};  ///< the numbers in ids, by which people tell them apart
   std::atomic<bool> closed{false};
   // guarded by release_mutex:
@@ -101,11 +109,11 @@ GloballyUniqueId RRefService::newId() {
 
 std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->member); }
 
-bool RRefService::neverDelivered(const Error& error) {
+bool RRefService::neverUsed(const Error& error) {
   switch (error.origin()) {
-    case ErrorOrigin::kRequest:
+    case ErrorOrigin::kRequest: return true;  // the callee has refused it, perhaps before it read the forks
     case ErrorOrigin::kFunction:
-    case ErrorOrigin::kResult: return false;  // the callee has answered
+    case ErrorOrigin::kResult: return false;  // the function had the forks
     case ErrorOrigin::kHere:
       if (usualOrigin(error.code()) != ErrorOrigin::kHere) return true;  // an interceptor of this node
       break;
@@ -154,7 +162,10 @@ RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout
         auto self = weak.lock();
         if (!self) return;
         self->settle(user, reply.ok() ? Status() : creationError(user->owner(), reply.error()));
-        if (!reply.ok() && neverDelivered(reply.error())) self->abandon(forks);
+        if (reply.ok() || !neverUsed(reply.error())) return;
+        self->abandon(forks);
+        // Calls that were sent after the refused one may wait at the owner for its value.
+        if (reply.error().origin() == ErrorOrigin::kRequest) self->deleteAtOwner(*user);
       });
   return user;
 }
@@ -178,7 +189,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
           const bool is_timeout = failure.code() == ErrorCode::kRRefCreationTimeout;
           const auto code = is_timeout ? failure.code() : ErrorCode::kRRefCreation;
           rref->setError(Error(code, failure.text(), failure.worker()));
-          if (neverDelivered(reply.error())) self->abandon(forks);
+          if (neverUsed(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
         self->state_->owners.removeForks(self->ownSender(), {{result.rref, result.fork, result.creation}}, ended);
@@ -271,7 +282,32 @@ void RRefService::discard(const Message& message) {
   }
 }
 
+bool RRefService::beginAdoption(const RRefFork& fork) {
+  if (fork.registered()) {
+    // It takes a request only when it is deleted.
+    const auto& deletions = state_->deletions;
+    const auto limit = state_->options.max_waiting_deletions;
+    if (deletions.waiting() < limit) return true;
+    return deletions.waitingFor({fork.owner, state_->messenger.incarnation(fork.owner)}) < limit;
+  }
+  auto& unanswered = state_->unansweredForks(fork.parent);
+  if (unanswered.fetch_add(1, std::memory_order_relaxed) < state_->options.max_unanswered_forks) return true;
+  unanswered.fetch_sub(1, std::memory_order_relaxed);
+  return false;
+}
+
+void RRefService::endAdoption(const RRefFork& fork) {
+  if (!fork.registered()) state_->unansweredForks(fork.parent).fetch_sub(1, std::memory_order_relaxed);
+}
+
 Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
+  if (!beginAdoption(fork)) {
+    return Error(
+        ErrorCode::kQuotaExceeded,
+        "worker " + std::to_string(fork.parent) + " has sent too many RRefs to " + state_->self.name +
+            " about which workers have not answered: send fewer at a time",
+        state_->self.name);
+  }
   const bool is_replaced = fork.owner_incarnation < state_->messenger.incarnation(fork.owner);
   if (fork.owner == state_->self.id) {
     if (is_replaced) {
@@ -286,6 +322,7 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
     return RRefPtr(std::move(rref).value());
   }
   auto adopted = state_->users.adopt(fork, state_->messenger.worker(fork.owner));
+  if (!adopted.ok() || !adopted.value().fresh) endAdoption(fork);
   if (!adopted.ok()) return adopted.error();
   const auto& [user, fresh] = adopted.value();
   if (fresh && is_replaced) {
@@ -317,10 +354,13 @@ void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRef
 
 /// Notifies the parent. A parent that is the owner keeps nothing alive for the child, so it needs no message.
 void RRefService::acceptChild(const RRefFork& fork) {
-  if (fork.parent == fork.owner) return;
+  if (fork.parent == fork.owner) return endAdoption(fork);
   // The result is ignored: onWorkerLost handles the loss of the parent.
   state_->messenger.requestReliably(
-      fork.parent, message(Kind::kRRefChildAccept, encodeChildAccept(fork.fork)), [](const Result<Message>&) {});
+      fork.parent, message(Kind::kRRefChildAccept, encodeChildAccept(fork.fork)),
+      [weak = weak_from_this(), fork](const Result<Message>&) {
+        if (const auto self = weak.lock()) self->endAdoption(fork);
+      });
 }
 
 void RRefService::fetch(
@@ -459,6 +499,10 @@ void RRefService::release(UserRRef& rref) {
   state_->users.remove(rref);
   forgetRecipe(rref);
   if (!rref.markDeleted() || state_->closed) return;
+  deleteAtOwner(rref);
+}
+
+void RRefService::deleteAtOwner(const UserRRef& rref) {
   const DeletionQueues::To to{rref.owner().id, state_->messenger.incarnation(rref.owner().id)};
   sendDeletions(to, state_->deletions.add(to, {rref.id(), rref.forkId(), rref.numbers().registration}));
 }

@@ -33,6 +33,12 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     std::string group;  ///< for error texts: the address of its rendezvous
     /// The time-out for registering a fork of a restorable RRef with an owner that has been started again.
     std::function<Duration()> restore_timeout = [] { return kNoLimit; };
+    /// The limit on forks of one worker about which this node has sent requests that are not answered. It bounds the
+    /// memory that a worker can use here with RRefs if it answers no request about them. Workers whose ids differ by a
+    /// multiple of 256 share it.
+    size_t max_unanswered_forks = size_t{1} << 16;
+    /// The limit on deletions that wait for one owner: this node accepts no more RRefs of an owner that answers none.
+    size_t max_waiting_deletions = size_t{1} << 21;
   };
   struct DebugInfo {
     size_t owner_rrefs = 0;       ///< values in the owner table
@@ -49,8 +55,9 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// Makes an RRef that this node owns, without a value. It is in no table until it is first forked.
   std::shared_ptr<OwnerRRef> createOwner();
 
-  /// Whether a message that failed with this error was certainly not delivered, or its receiver is lost.
-  static bool neverDelivered(const Error& error);
+  /// Whether no function had the forks of a message that failed with this error: it was certainly not delivered, its
+  /// receiver has refused it, or its receiver is lost.
+  static bool neverUsed(const Error& error);
 
   /// `remote()`: sends `call`, a message of Operation::kRemote to which this method adds the header kRRefResult, and
   /// returns the user's RRef immediately. The reply confirms the RRef; an error reply, a timeout or a loss fails it
@@ -147,6 +154,10 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation);
   void forgetRecipe(const UserRRef& user);
   RRefPtr remoteToSelf(Message call, Duration timeout);
+  /// Counts a fork that has arrived until endAdoption(). Returns false if its sender has sent too many about which
+  /// workers have not answered.
+  bool beginAdoption(const RRefFork& fork);
+  void endAdoption(const RRefFork& fork);
   Result<RRefPtr> adoptOne(const RRefFork& fork);
   void registerUser(const std::shared_ptr<UserRRef>& user, const RRefFork& fork);
   void acceptChild(const RRefFork& fork);
@@ -154,6 +165,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void releaseOnPool(OwnerTable::EndedList ended);
   void postReleaseBatch();
   void releaseBatch();
+  /// Tells the owner that this fork is gone, or that the call which should have made it never comes.
+  void deleteAtOwner(const UserRRef& rref);
   /// Sends the deletions as one message and, after its reply, the deletions that wait.
   void sendDeletions(const DeletionQueues::To& to, const DeletionQueues::Deletions& deletions);
 

@@ -27,6 +27,10 @@ class WorkerCounts {
     counts_.clear();
     total_ = 0;
   }
+  size_t of(WorkerId worker) const {
+    const auto it = counts_.find(worker);
+    return it == counts_.end() ? 0 : it->second;
+  }
   /// Adds the workers that have objects to `workers`, except kNoWorker.
   void addTo(std::set<WorkerId>& workers) const {
     for (const auto& [worker, count] : counts_) {

@@ -125,6 +125,9 @@ class FaultyTransport : public Transport {
       : inner_(std::move(inner)), faults_(std::make_shared<Faults>(std::move(policy), timer)) {}
   ~FaultyTransport() override { close(); }
 
+  void onRefused(std::function<void(const std::string&, const Error&)> observer) override {
+    inner_->onRefused(std::move(observer));
+  }
   std::string listen(Acceptor acceptor) override {
     return inner_->listen([acceptor = std::move(acceptor), faults = faults_](std::shared_ptr<Connection> inner) {
       return acceptor(std::make_shared<FaultyConnection>(faults, std::move(inner), ""));

@@ -11,7 +11,7 @@
 #include <list>
 #include <memory>
 
-#include "base/sync/mutex.h"
+#include "base/sync/fork_safe_mutex.h"
 
 namespace torchrpc {
 
@@ -51,7 +51,7 @@ class BufferCache {
   void keep(Buffers buffer);
 
   const size_t limit_bytes_;
-  mutable Mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   Buffers unused_ TORCHRPC_GUARDED_BY(mutex_);  ///< most recently used first
   size_t unused_bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
 };

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <ifaddrs.h>
 #include <memory>
+#include <net/if.h>
 #include <netdb.h>
 #include <optional>
 #include <set>
@@ -45,7 +46,13 @@ struct Address {
         : IN6_IS_ADDR_LOOPBACK(&v6()) || (IN6_IS_ADDR_V4MAPPED(&v6()) && v6().s6_addr[12] == 127);
   }
   bool isLinkLocal() const { return family() == AF_INET ? (v4() >> 16) == 0xA9FE : IN6_IS_ADDR_LINKLOCAL(&v6()); }
-  bool isUnspecified() const { return family() == AF_INET ? v4() == INADDR_ANY : IN6_IS_ADDR_UNSPECIFIED(&v6()); }
+  /// Whether it is 0.0.0.0, :: or ::ffff:0.0.0.0, at which a server listens on all interfaces.
+  bool isUnspecified() const {
+    if (family() == AF_INET) return v4() == INADDR_ANY;
+    const auto* last = v6().s6_addr + 12;
+    return IN6_IS_ADDR_UNSPECIFIED(&v6()) ||
+        (IN6_IS_ADDR_V4MAPPED(&v6()) && std::all_of(last, last + 4, [](uint8_t byte) { return byte == 0; }));
+  }
 
   std::string text() const {
     char buffer[NI_MAXHOST] = {};
@@ -107,32 +114,53 @@ std::optional<Address> sourceTowards(Address target) {
   return source;
 }
 
-/// Returns the address of the interface with the default route, or loopback on a machine without such a route.
-std::string addressOfDefaultRoute() {
+using InterfaceList = std::unique_ptr<ifaddrs, decltype(&freeifaddrs)>;
+
+InterfaceList interfaces() {
+  ifaddrs* list = nullptr;
+  return {getifaddrs(&list) == 0 ? list : nullptr, &freeifaddrs};
+}
+
+/// Returns the IP address of an entry of that family; nullopt if it has none.
+std::optional<Address> addressOf(const ifaddrs& entry, int family) {
+  if (!entry.ifa_addr || entry.ifa_addr->sa_family != family) return std::nullopt;
+  return Address(entry.ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+}
+
+/// Returns the address at which other machines are most likely to reach this one: that of the interface with the
+/// default route; without such a route, that of the first interface; without interfaces, loopback.
+std::string addressOfThisMachine() {
   // Addresses that are reserved for documentation: they are routed like any other, but no host has them.
   for (const char* far : {"198.51.100.1", "2001:db8::1"}) {
     for (const auto& target : resolve(far, "")) {
       if (auto source = sourceTowards(target)) return source->text();
     }
   }
+  const auto list = interfaces();
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const auto* entry = list.get(); entry; entry = entry->ifa_next) {
+      const auto address = addressOf(*entry, family);
+      if (address && (entry->ifa_flags & IFF_UP) && !address->isLoopback() && !address->isLinkLocal()) {
+        return address->text();
+      }
+    }
+  }
   return "127.0.0.1";
 }
 
 std::optional<std::string> addressOfInterfaces(const std::string& names, const std::string& variable) {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) list = nullptr;
-  std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  const auto list = interfaces();
   std::set<std::string> known;
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find(',', begin), names.size());
     const auto name = names.substr(begin, end - begin);
     begin = end + 1;
     for (const int family : {AF_INET, AF_INET6}) {
-      for (auto* entry = list; entry; entry = entry->ifa_next) {
-        if (!entry->ifa_addr || entry->ifa_addr->sa_family != family) continue;
+      for (const auto* entry = list.get(); entry; entry = entry->ifa_next) {
+        const auto address = addressOf(*entry, family);
+        if (!address) continue;
         known.insert(entry->ifa_name);
-        const Address address(entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-        if (name == entry->ifa_name && !address.isLinkLocal()) return address.text();
+        if (name == entry->ifa_name && !address->isLinkLocal()) return address->text();
       }
     }
   }
@@ -175,8 +203,12 @@ std::string addressOfHost(const std::string& host) {
 }
 
 bool isNumeric(const std::string& host) {
-  in6_addr ignored;
-  return inet_pton(AF_INET, host.c_str(), &ignored) == 1 || inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  const int rc = getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  return rc == 0;
 }
 
 /// Whether a host that resolves to loopback restricts the group to this machine. Many machines resolve their own name
@@ -188,7 +220,8 @@ std::string addressTowards(const std::string& rendezvous_host) {
   const auto targets = resolve(rendezvous_host, "the rendezvous host");
   const bool local_only = meansThisMachineOnly(rendezvous_host);
   for (const auto& target : targets) {
-    if (target.isLoopback() && !local_only) return addressOfDefaultRoute();
+    // A UDP socket that is connected to an unspecified address has a loopback address.
+    if (target.isUnspecified() || (target.isLoopback() && !local_only)) return addressOfThisMachine();
     if (target.isLoopback() && !bindError(target)) return target.text();
     if (auto source = target.isLoopback() ? std::nullopt : sourceTowards(target)) return source->text();
   }
@@ -203,7 +236,7 @@ std::string addressTowards(const std::string& rendezvous_host) {
 std::string chooseHostAddress(const HostChoice& choice) {
   if (!choice.host.empty()) return addressOfHost(choice.host);
   if (auto address = addressFromEnvironment()) return *address;
-  return choice.rendezvous_host.empty() ? addressOfDefaultRoute() : addressTowards(choice.rendezvous_host);
+  return choice.rendezvous_host.empty() ? addressOfThisMachine() : addressTowards(choice.rendezvous_host);
 }
 
 bool mustListenOnLoopback(const HostChoice& choice) {

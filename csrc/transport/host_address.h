@@ -18,7 +18,9 @@ struct HostChoice {
 /// - the address of the interface named by TORCHRPC_SOCKET_IFNAME, TP_SOCKET_IFNAME or GLOO_SOCKET_IFNAME (the first
 ///   that is set; of names separated by commas, the first interface that has an address);
 /// - loopback, if `rendezvous_host` is "localhost" or a loopback address;
-/// - the address of the interface with the route to `rendezvous_host`, or with the default route.
+/// - the address of the interface with the route to `rendezvous_host`;
+/// - without a `rendezvous_host`, or if it is an address at which a server listens on all interfaces (0.0.0.0 or ::):
+///   the address of the interface with the default route or, without such a route, of the first interface.
 /// Never returns a link-local address, and never falls back to loopback if a name cannot be resolved.
 /// Throws Error(kInvalidArgument) naming the option or variable.
 std::string chooseHostAddress(const HostChoice& choice);

@@ -21,7 +21,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -57,6 +59,9 @@ class Connection {
   virtual std::string describe() const = 0;
 };
 
+/// Smaller frames are not announced to their handler. See ConnectionHandler::onAnnounced().
+constexpr uint64_t kMinAnnouncedBytes = 64 << 10;
+
 /// Receives the events of one connection.
 class ConnectionHandler {
  public:
@@ -64,6 +69,18 @@ class ConnectionHandler {
   /// The peer has proved its identity. Called before the first frame, and only if the workers of the group have
   /// identities.
   virtual void onIdentity(const PeerIdentity& identity) { static_cast<void>(identity); }
+  /// The peer, which has opened the connection, has said its name in the handshake, and need not prove it because the
+  /// workers of the group have no identities. Called before the first frame. Not called by a transport without
+  /// handshakes.
+  virtual void onClaimedName(const std::string& name) { static_cast<void>(name); }
+  /// A frame of at least kMinAnnouncedBytes has announced its sizes, `bytes` together, and its head begins with
+  /// `head_begin`, which suffices for peekFrame(). The transport has not allocated memory for the rest. With an error,
+  /// the transport drops the rest as it arrives, and delivers the frame with `head_begin` alone and the error as its
+  /// Frame::failure. No other frame is delivered in between. Not called by a transport that announces no sizes.
+  virtual Status onAnnounced(std::string_view head_begin, uint64_t bytes) {
+    static_cast<void>(head_begin), static_cast<void>(bytes);
+    return std::nullopt;
+  }
   /// A whole frame has arrived. Not called after onClosed.
   virtual void onFrame(Frame frame) = 0;
   /// The connection is closed. Called exactly once, as the last callback, whichever side closed it. `reason` has the
@@ -83,6 +100,11 @@ class Transport {
   /// Starts to accept connections; called once. Returns the address for peers: opaque text of at most 4 KiB.
   /// Throws Error(kRendezvous) naming the address if it cannot listen there.
   virtual std::string listen(Acceptor acceptor) = 0;
+
+  /// Calls `observer` on the loop for each peer whose handshake this side refuses, with the name that the peer claims,
+  /// or an empty one. To be called before listen(). A transport without handshakes ignores it.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): overrides keep it.
+  virtual void onRefused(std::function<void(const std::string& peer, const Error& reason)> /*observer*/) {}
 
   /// Opens a connection to an address that listen() of the same kind of transport returned. Returns at once, and the
   /// caller can send frames at once. If no worker listens there, onClosed reports that, perhaps before connect()
@@ -106,7 +128,8 @@ class Transport {
   /// For a thread that has polled without result. May park it on the wait words of the connections, as the leader of
   /// the Leader/Followers pattern: a message wakes it, and it runs the handlers. Returns when `done()` is true (the
   /// thread that makes `done()` true must notify `waiter`), at the deadline, or when the thread should sleep elsewhere,
-  /// perhaps at once. `preemptible`: another thread that parks here replaces this one. Not on the loop.
+  /// perhaps at once, for example because another thread is parked with the same waiter. `preemptible`: another thread
+  /// that parks here replaces this one. Not on the loop.
   virtual void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) {
     static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline), static_cast<void>(preemptible);
   }

@@ -58,6 +58,9 @@ Message encodeError(const Error& error) {
     Writer(origin).put(error.origin());
     message.headers.push_back({HeaderKind::kErrorOrigin, std::move(origin)});
   }
+  if (const auto& type = error.exceptionType(); !type.empty()) {
+    message.headers.push_back({HeaderKind::kExceptionType, type});
+  }
   return message;
 }
 
@@ -65,6 +68,7 @@ Error decodeError(const Message& message) {
   Reader in(message.payload);
   auto error = readError(in);
   in.expectEnd();
+  if (const auto* type = message.header(HeaderKind::kExceptionType)) error = error.withExceptionType(*type);
   const auto* header = message.header(HeaderKind::kErrorOrigin);
   if (!header) return error;
   const auto origin = Reader(*header).get<ErrorOrigin>();

@@ -42,6 +42,8 @@ enum class HeaderKind : uint16_t {
   kErrorOrigin = 11,      ///< the origin of an error, if it is not usualOrigin() of the code
   kMetadata = 12,         ///< the program's texts that are sent with a call (wire/metadata.h)
   kLentMemory = 13,       ///< the loans of device memory for its tensors (device/)
+  kNoGrad = 14,           ///< the caller has disabled grad in its autograd context (autograd/)
+  kExceptionType = 15,    ///< the type of the exception that is the cause of an error
 };
 
 struct Header {

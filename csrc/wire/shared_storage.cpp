@@ -28,9 +28,11 @@ struct View {
   uint64_t end = 0;
 };
 
-/// Returns the view of a tensor; nullopt if the tensor cannot share its memory with another one of the message.
+/// Returns the view of a tensor; nullopt if the tensor cannot share its memory with another one of the message, and
+/// begins where its memory begins.
 std::optional<View> viewOf(const at::Tensor& tensor, uint32_t index) {
-  if (!tensor.defined() || !tensor.has_storage() || tensor.storage().use_count() < 2) return std::nullopt;
+  if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
+  if (tensor.storage().use_count() < 2 && tensor.storage_offset() == 0) return std::nullopt;
   const bool is_plain = tensor.layout() == at::kStrided && tensor.is_cpu() && !tensor.is_quantized() &&
       !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
   if (!is_plain || tensor.numel() == 0) return std::nullopt;
@@ -71,11 +73,11 @@ at::Tensor geometryOf(const at::Tensor& tensor) {
 
 std::optional<Message> withSharedStorages(const Message& message) {
   std::vector<View> views;
-  if (message.tensors.size() < 2 || message.tensors.size() > std::numeric_limits<uint32_t>::max()) return std::nullopt;
+  if (message.tensors.size() > std::numeric_limits<uint32_t>::max()) return std::nullopt;
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
     if (const auto view = viewOf(message.tensors[i], i)) views.push_back(*view);
   }
-  if (views.size() < 2) return std::nullopt;
+  if (views.empty() || (views.size() == 1 && views.front().begin == 0)) return std::nullopt;
   std::ranges::stable_sort(views, {}, &View::storage);
 
   std::optional<Message> shared;
@@ -92,10 +94,16 @@ std::optional<Message> withSharedStorages(const Message& message) {
       end = std::max(end, view->end);
       used += view->end - view->begin;
     }
+    const auto& storage = message.tensors[first->tensor].storage();
+    const bool is_whole = tensor_format::isSentWhole(storage.nbytes(), used);
+    const bool has_several = last - first > 1;
+    const bool is_appended = has_several ? is_whole || tensor_format::isMostlyUsed(end - begin, used, 1)
+                                         : is_whole && begin > 0;  // so that the view keeps its offset
+    if (is_whole) begin = 0, end = storage.nbytes();
     begin -= begin % kOffsetAlignment;
-    if (last - first > 1 && tensor_format::isMostlyUsed(end - begin, used, 1)) {
+    if (is_appended) {
       if (!shared) shared = message;
-      shared->tensors.push_back(bytesOf(message.tensors[first->tensor].storage(), begin, end));
+      shared->tensors.push_back(bytesOf(storage, begin, end));
       for (auto view = first; view != last; ++view) {
         const auto& tensor = message.tensors[view->tensor];
         shared->tensors[view->tensor] = geometryOf(tensor);

@@ -1,7 +1,8 @@
 #pragma once
 
-// Tensors of one message that share a storage. The receiver's tensors share a storage again, so that a change of one is
-// seen in the others, as it would be without the call. PROTOCOL.md, "Tensors that share memory", specifies the bytes.
+// Tensors of one message that share a storage, or begin inside of one. The receiver's tensors share a storage again, so
+// that a change of one is seen in the others, as it would be without the call, and begin at the same offset if the
+// storage is small, or used for the most part. PROTOCOL.md, "Tensors that share memory", specifies the bytes.
 // No state, any thread.
 
 #include <optional>
@@ -10,10 +11,11 @@
 
 namespace torchrpc {
 
-/// If some tensors of the message share a storage, returns the message in the form in which it is sent; otherwise
-/// nullopt. In that form, such tensors are replaced by meta tensors with their dtype, sizes and strides, and the memory
-/// that they share is appended as tensors of bytes. A header maps the meta tensors to these. Tensors of a storage with
-/// large gaps between them stay as they are. The cost is a few loads for each tensor if no storage has two owners.
+/// If some tensors of the message share a storage or begin inside of one, returns the message in the form in which it
+/// is sent; otherwise nullopt. In that form, such tensors are replaced by meta tensors with their dtype, sizes and
+/// strides, and their memory is appended as tensors of bytes. A header maps the meta tensors to these. Tensors of a
+/// storage of which little is used stay as they are. The cost is a few loads for each tensor if no storage has two
+/// owners.
 std::optional<Message> withSharedStorages(const Message& message);
 
 /// Returns a meta tensor with the dtype, sizes, strides and bits (see copyBits) of another tensor.

@@ -22,6 +22,9 @@ void encodeTensor(const at::Tensor& tensor, Writer& head, std::vector<Segment>& 
 /// c10::Error if torch refuses the tensor.
 at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits& limits);
 
+/// Whether encodeTensor() can encode a quantized tensor: not if several of its elements are in one byte.
+bool canEncodeQuantized(const at::Tensor& tensor);
+
 /// Returns an estimate, seldom too small, of the bytes that encodeTensor() will add to the head. For reserving memory.
 size_t tensorHeadBytes(const at::Tensor& tensor);
 

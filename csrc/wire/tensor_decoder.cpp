@@ -1,11 +1,12 @@
 // Decodes tensors from bytes and segments. A peer may have forged the bytes, so every number is checked before its use.
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/_make_per_tensor_quantized_tensor.h>
 #include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
 #include <ATen/ops/_validate_sparse_coo_tensor_args.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 
@@ -43,6 +44,7 @@ class TensorDecoder {
       case Form::kSparseCoo: return withGrad(sparseCoo(prefix), prefix);
       case Form::kSparseCompressed: return withGrad(sparseCompressed(prefix), prefix);
       case Form::kQuantized: return quantized(prefix);
+      case Form::kQuantizedChannels: return quantizedChannels(prefix);
     }
     malformedTensor("unknown form");
   }
@@ -80,8 +82,9 @@ class TensorDecoder {
 
   at::Tensor strided(const TensorPrefix& prefix) {
     expectBits(prefix, kRequiresGrad | kConjugate | kNegative | kStrides | kSegment | kMeta);
+    if (prefix.detail >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformedTensor("unknown dtype");
     const auto dtype = static_cast<at::ScalarType>(prefix.detail);
-    if (dtype >= at::ScalarType::Undefined || c10::isQIntType(dtype)) malformedTensor("unknown dtype");
+    if (c10::isQIntType(dtype)) malformedTensor("a quantized dtype without its scheme");
     const auto sizes = getNumbers(prefix.dims);
     if (!byteSize(sizes, c10::elementSize(dtype))) malformedTensor("sizes that overflow");
     const auto strides = (prefix.bits & kStrides) != 0 ? getNumbers(prefix.dims) : contiguousStrides(sizes);
@@ -191,11 +194,49 @@ class TensorDecoder {
   }
 
   at::Tensor quantized(const TensorPrefix& prefix) {
-    expectBits(prefix, 0);
-    if (prefix.detail != 0 || prefix.dims != 0) malformedTensor("unknown quantization");
+    expectNoQuantizationDetail(prefix);
     const auto scale = head_.get<double>();
     const auto zero_point = head_.get<int64_t>();
-    return at::_make_per_tensor_quantized_tensor(part(), scale, zero_point);
+    const auto integers = part();
+    return quantizedBy(at::make_per_tensor_affine_quantizer(scale, zero_point, quantizedType(integers)), integers);
+  }
+
+  at::Tensor quantizedChannels(const TensorPrefix& prefix) {
+    expectNoQuantizationDetail(prefix);
+    const auto axis = head_.get<int64_t>();
+    const auto scales = part();
+    const auto zero_points = part();
+    const auto integers = part();
+    // The quantizer copies them: an expanded tensor would take much memory for few bytes.
+    const auto fits = [&](const at::Tensor& each) {
+      return each.dim() == 1 && each.is_contiguous() && each.size(0) == integers.size(axis);
+    };
+    if (axis < 0 || axis >= integers.dim() || !fits(scales) || !fits(zero_points)) {
+      malformedTensor("scales that do not fit the channels of quantized values");
+    }
+    return quantizedBy(
+        at::make_per_channel_affine_quantizer(scales, zero_points, axis, quantizedType(integers)), integers);
+  }
+
+  static void expectNoQuantizationDetail(const TensorPrefix& prefix) {
+    expectBits(prefix, 0);
+    if (prefix.detail != 0 || prefix.dims != 0) malformedTensor("unknown quantization");
+  }
+
+  static at::ScalarType quantizedType(const at::Tensor& integers) {
+    const auto dtype = c10::toQIntType(integers.scalar_type());
+    if (!c10::isQIntType(dtype)) malformedTensor("quantized values that are no integers");
+    return dtype;
+  }
+
+  static at::Tensor quantizedBy(at::QuantizerPtr quantizer, const at::Tensor& integers) {
+    const auto dtype = c10::scalarTypeToTypeMeta(quantizer->scalar_type());
+    auto tensor = at::detail::make_tensor<at::QTensorImpl>(
+        c10::Storage(integers.storage()), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU), dtype,
+        std::move(quantizer));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+        integers.sizes(), integers.strides(), integers.storage_offset());
+    return tensor;
   }
 
   Reader& head_;

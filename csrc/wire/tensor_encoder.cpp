@@ -1,6 +1,7 @@
 // Encodes tensors as bytes and segments. Refuses tensors that cannot be sent, and copies tensors that have large gaps.
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 
 #include <limits>
 #include <string>
@@ -135,13 +136,32 @@ class TensorEncoder {
   }
 
   void quantized(const at::Tensor& tensor) {
-    if (tensor.is_meta() || tensor.qscheme() != at::kPerTensorAffine) {
-      cannotSend("a quantized tensor of scheme " + toString(tensor.qscheme()), "call .dequantize() first");
+    if (tensor.is_meta() || !canEncodeQuantized(tensor)) {
+      cannotSend(
+          "a quantized tensor of " + c10::str(tensor.scalar_type()) + " and scheme " + toString(tensor.qscheme()),
+          "call .dequantize() first");
     }
-    writePrefix({Form::kQuantized});
-    head_.put<double>(tensor.q_scale());
-    head_.put<int64_t>(tensor.q_zero_point());
-    part(tensor.int_repr());
+    if (tensor.qscheme() == at::kPerTensorAffine) {
+      writePrefix({Form::kQuantized});
+      head_.put<double>(tensor.q_scale());
+      head_.put<int64_t>(tensor.q_zero_point());
+    } else {
+      const auto axis = tensor.q_per_channel_axis();
+      const auto scales = tensor.q_per_channel_scales();
+      if (axis >= tensor.dim() || tensor.size(axis) != scales.numel()) {
+        cannotSend("a view that has lost the channels of its scales", "send the tensor itself");
+      }
+      writePrefix({Form::kQuantizedChannels});
+      head_.put<int64_t>(axis);
+      part(scales);
+      part(tensor.q_per_channel_zero_points());
+    }
+    // A view of the integers. int_repr() would not keep the strides.
+    auto integers = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(c10::toUnderlying(tensor.scalar_type())));
+    integers.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    part(integers);
   }
 
   Writer& head_;
@@ -150,6 +170,11 @@ class TensorEncoder {
 };
 
 }  // namespace
+
+bool canEncodeQuantized(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return dtype != at::kQUInt4x2 && dtype != at::kQUInt2x4;
+}
 
 void encodeTensor(const at::Tensor& tensor, Writer& head, std::vector<Segment>& segments, const Limits& limits) {
   try {

@@ -12,7 +12,14 @@
 
 namespace torchrpc::tensor_format {
 
-enum class Form : uint8_t { kUndefined = 0, kStrided = 1, kSparseCoo = 2, kSparseCompressed = 3, kQuantized = 4 };
+enum class Form : uint8_t {
+  kUndefined = 0,
+  kStrided = 1,
+  kSparseCoo = 2,
+  kSparseCompressed = 3,
+  kQuantized = 4,
+  kQuantizedChannels = 5,
+};
 
 // Bits of TensorPrefix::bits; PROTOCOL.md, "Tensors", lists the bits of each form.
 constexpr uint8_t kRequiresGrad = 1;
@@ -78,6 +85,13 @@ constexpr uint64_t kOffsetAlignment = 16;
 /// is 1), `used` belong to tensors. False if the gaps are too large: then they are left out.
 inline bool isMostlyUsed(uint64_t span, uint64_t used, uint64_t item_size) {
   return span <= std::max<uint64_t>(2 * used, kInlineTensorBytes / item_size);
+}
+
+/// Whether a storage is sent as a whole, so that views of it keep their offsets. `used` of its bytes belong to tensors.
+/// It is the rule of torch's RPC.
+inline bool isSentWhole(uint64_t storage_bytes, uint64_t used) {
+  constexpr uint64_t kSmallBytes = 8 << 10;
+  return storage_bytes < kSmallBytes || storage_bytes < 2 * used;
 }
 
 }  // namespace torchrpc::tensor_format

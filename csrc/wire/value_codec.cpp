@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/utf8.h"
 #include "wire/message.h"
+#include "wire/repeated_numbers.h"
 #include "wire/tensor_table.h"
 #include "wire/value_forms.h"
 
@@ -54,8 +56,7 @@ class ValueEncoder {
       out_.put<double>(number.real());
       out_.put<double>(number.imag());
     } else if (value.isString()) {
-      out_.put(ValueTag::kString);
-      out_.putString(value.toStringView());
+      encodeText(value.toStringView());
     } else if (value.isDevice()) {
       out_.put(ValueTag::kDevice);
       out_.putString(value.toDevice().str());
@@ -98,7 +99,19 @@ class ValueEncoder {
     }
   }
 
+  void encodeText(std::string_view text) {
+    if (const auto valid = validUtf8(text); valid < text.size()) {
+      throw Error(
+          ErrorCode::kSerialization,
+          "cannot send a text that is not UTF-8, as its byte " + std::to_string(valid) + " is not: send bytes as " +
+              "std::vector<std::byte>, which is bytes in Python");
+    }
+    out_.put(ValueTag::kString);
+    out_.putString(text);
+  }
+
   void encodeBytes(const c10::Storage& bytes) {
+    if (!bytes) throw Error(ErrorCode::kSerialization, "cannot send a null storage");
     if (!bytes.device().is_cpu()) throw Error(ErrorCode::kSerialization, "cannot send bytes that are not on the CPU");
     if (bytes.nbytes() > kInlineTensorBytes) {
       out_.put(ValueTag::kLongBytes);
@@ -195,13 +208,15 @@ class ValueDecoder {
         return typed(tag, *type.expectRef<c10::OptionalType>().getElementType(), depth);
       case TypeKind::NoneType: return scalar(tag, type, tag == ValueTag::kNone);
       case TypeKind::TensorType: return scalar(tag, type, tag == ValueTag::kTensor || tag == ValueTag::kParameter);
-      case TypeKind::BoolType: return scalar(tag, type, isBool(tag));
+      case TypeKind::BoolType:
+      case TypeKind::SymBoolType: return scalar(tag, type, isBool(tag));
       case TypeKind::IntType:
-      case TypeKind::SymIntType:
-      case TypeKind::ScalarTypeType:
-      case TypeKind::LayoutType:
-      case TypeKind::MemoryFormatType: return scalar(tag, type, tag == ValueTag::kInt || tag == ValueTag::kDtype);
-      case TypeKind::FloatType: return real(tag, type);
+      case TypeKind::SymIntType: return scalar(tag, type, tag == ValueTag::kInt || tag == ValueTag::kDtype);
+      case TypeKind::ScalarTypeType: return enumerator(tag, type, at::ScalarType::Undefined);
+      case TypeKind::LayoutType: return enumerator(tag, type, at::Layout::NumOptions);
+      case TypeKind::MemoryFormatType: return enumerator(tag, type, at::MemoryFormat::NumOptions);
+      case TypeKind::FloatType:
+      case TypeKind::SymFloatType: return real(tag, type);
       case TypeKind::ComplexType: return complex(tag, type);
       case TypeKind::NumberType: return scalar(tag, type, isReal(tag) || isBool(tag) || tag == ValueTag::kComplex);
       case TypeKind::StringType: return scalar(tag, type, tag == ValueTag::kString);
@@ -228,7 +243,22 @@ class ValueDecoder {
   }
   IValue real(ValueTag tag, const c10::Type& type) {
     IValue number = scalar(tag, type, isReal(tag));
-    return number.isInt() ? IValue(static_cast<double>(number.toInt())) : number;
+    return number.isInt() ? IValue(exactReal(number.toInt())) : number;
+  }
+  /// The number of an enumerator before `end`. Kernels do not check it.
+  template <typename Enum>
+  IValue enumerator(ValueTag tag, const c10::Type& type, Enum end) {
+    IValue value = scalar(tag, type, tag == ValueTag::kInt || tag == ValueTag::kDtype);
+    if (value.toInt() >= 0 && value.toInt() < static_cast<int64_t>(end)) return value;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "there is no " + type.annotation_str() + " with the number " + std::to_string(value.toInt()));
+  }
+  /// Throws Error(kInvalidArgument) if a float cannot hold the int.
+  static double exactReal(int64_t number) {
+    const auto real = static_cast<double>(number);
+    if (real < 0x1p63 && static_cast<int64_t>(real) == number) return real;
+    throw Error(ErrorCode::kInvalidArgument, "a float cannot hold the int " + std::to_string(number) + " exactly");
   }
   IValue complex(ValueTag tag, const c10::Type& type) {
     if (tag == ValueTag::kComplex) return any(tag, 0);
@@ -237,7 +267,24 @@ class ValueDecoder {
   IValue device(ValueTag tag, const c10::Type& type) {
     if (tag != ValueTag::kDevice && tag != ValueTag::kString) throwMismatch(tag, type);
     // A string that names a device is accepted, too. A string that names none is a mistake of the caller.
-    return getDevice(tag == ValueTag::kString ? ErrorCode::kInvalidArgument : ErrorCode::kProtocol);
+    return readDevice(in_, tag == ValueTag::kString ? ErrorCode::kInvalidArgument : ErrorCode::kProtocol);
+  }
+
+  /// The type of the IValues for `type`: enumerators and symbolic numbers are plain numbers. Kernels accept int[] for
+  /// SymInt[].
+  static TypePtr heldAs(const TypePtr& type) {
+    switch (type->kind()) {
+      case TypeKind::SymIntType:
+      case TypeKind::ScalarTypeType:
+      case TypeKind::LayoutType:
+      case TypeKind::MemoryFormatType: return c10::IntType::get();
+      case TypeKind::SymBoolType: return c10::BoolType::get();
+      case TypeKind::SymFloatType: return c10::FloatType::get();
+      case TypeKind::OptionalType:
+        return c10::OptionalType::create(heldAs(type->expectRef<c10::OptionalType>().getElementType()));
+      case TypeKind::ListType: return c10::ListType::create(heldAs(type->expectRef<c10::ListType>().getElementType()));
+      default: return type;
+    }
   }
 
   IValue list(ValueTag tag, const c10::ListType& type, uint32_t depth) {
@@ -245,27 +292,27 @@ class ValueDecoder {
     if (!isSequence(tag)) throwMismatch(tag, type);
     auto element = type.getElementType();
     auto values = getValues(getCount(1), depth, [&](uint32_t) { return element; });
-    // Kernels accept int[] for SymInt[].
-    return makeList(element->kind() == TypeKind::SymIntType ? c10::IntType::get() : element, std::move(values));
+    return makeList(heldAs(element), std::move(values));
   }
 
   IValue listOfNumbers(const c10::ListType& type) {
     const NumberList list(getNumbers());
     auto values = list.elements();
-    auto element = type.getElementType();
+    const auto element = heldAs(type.getElementType());
     const auto kind = element->kind();
     const auto all = [&](auto convert) {
       for (auto& value : values) value = convert(value);
     };
-    if (kind == TypeKind::SymIntType) element = c10::IntType::get();
-    if (element->kind() == TypeKind::IntType) {
+    if (kind == TypeKind::IntType) {
       if (list.numbers.is_floating_point() || list.numbers.is_complex()) throwMismatch(ValueTag::kNumbers, type);
       for (const auto& value : values) {
         if (!value.isInt()) throwMismatch(ValueTag::kNumbers, type);
       }
     } else if (kind == TypeKind::FloatType) {
       if (list.numbers.is_complex()) throwMismatch(ValueTag::kNumbers, type);
-      all([](const IValue& value) { return value.isDouble() ? value : IValue(value.toScalar().toDouble()); });
+      all([](const IValue& value) {
+        return value.isInt() ? IValue(exactReal(value.toInt())) : IValue(value.toScalar().toDouble());
+      });
     } else if (kind == TypeKind::ComplexType) {
       all([](const IValue& value) { return IValue(value.toScalar().toComplexDouble()); });
     } else if (kind != TypeKind::NumberType && kind != TypeKind::AnyType) {
@@ -303,7 +350,7 @@ class ValueDecoder {
         const auto real = in_.get<double>();
         return c10::complex<double>(real, in_.get<double>());
       }
-      case ValueTag::kString: return std::string(in_.getString());
+      case ValueTag::kString: return getText();
       case ValueTag::kBytes: return makeBytes(in_.getString());
       case ValueTag::kLongBytes: return getLongBytes();
       case ValueTag::kUnsigned: return getUnsigned();
@@ -318,7 +365,7 @@ class ValueDecoder {
       }
       case ValueTag::kTuple: return c10::ivalue::Tuple::create(getValues(getCount(1), depth));
       case ValueTag::kDict: return getDict(nullptr, nullptr, depth);
-      case ValueTag::kDevice: return getDevice(ErrorCode::kProtocol);
+      case ValueTag::kDevice: return readDevice(in_, ErrorCode::kProtocol);
       case ValueTag::kDtype: return getDtype();
       case ValueTag::kRRef: {
         const auto index = in_.get<uint32_t>();
@@ -376,12 +423,13 @@ class ValueDecoder {
       auto key = decode(key_type, depth + 1);
       entries.emplace_back(std::move(key), decode(value_type, depth + 1));
     }
-    if (!key_type && !std::all_of(entries.begin(), entries.end(), [](const auto& e) { return canBeKey(e.first); }))
-      return makeForm<DictEntries>(std::move(entries));
+    const bool can_be_dict = canBeDict(entries);
+    if (!key_type && !can_be_dict) return makeForm<DictEntries>(std::move(entries));
+    if (!can_be_dict)
+      malformedValue("a dict has keys of a type that keys cannot have, or keys that are chosen to collide");
     c10::impl::GenericDict dict(key_type ? key_type : any_type, value_type ? value_type : any_type);
     dict.reserve(count);
     for (auto& [key, value] : entries) {
-      if (!canBeKey(key)) malformedValue("a key of a dict has a type that keys cannot have");
       if (!dict.insert(std::move(key), std::move(value)).second) malformedValue("two equal keys in a dict");
     }
     return dict;
@@ -399,6 +447,12 @@ class ValueDecoder {
     return makeForm<StructValue>(std::move(name), std::move(fields));
   }
 
+  std::string getText() {
+    const auto text = in_.getString();
+    if (validUtf8(text) < text.size()) malformedValue("a text that is not UTF-8");
+    return std::string(text);
+  }
+
   IValue getUnsigned() {
     const auto number = in_.get<uint64_t>();
     if (std::in_range<int64_t>(number)) malformedValue("an int below 2^63 as one above");
@@ -408,6 +462,7 @@ class ValueDecoder {
   at::Tensor getNumbers() {
     auto numbers = getTensor();
     if (!NumberList::fits(numbers)) malformedValue("a list of numbers in a tensor that cannot be one");
+    repeated_numbers_.add(numbers);
     return numbers.detach();
   }
 
@@ -425,15 +480,6 @@ class ValueDecoder {
     return tensors_[index];
   }
 
-  at::Device getDevice(ErrorCode if_wrong) {
-    const std::string text(in_.getString());
-    try {
-      return at::Device(text);
-    } catch (const std::exception&) {
-      throw Error(if_wrong, "there is no device named '" + text.substr(0, 100) + "'");
-    }
-  }
-
   int64_t getDtype() {
     const auto number = in_.get<uint8_t>();
     if (number >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformedValue("unknown dtype");
@@ -444,6 +490,7 @@ class ValueDecoder {
   const std::vector<at::Tensor>& tensors_;
   const Limits& limits_;
   const RRefAt& rrefs_;
+  RepeatedNumbers repeated_numbers_;
 };
 
 }  // namespace
@@ -452,6 +499,18 @@ void encodeValue(
     const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits,
     const RRefIndexOf& rrefs) {
   ValueEncoder(out, tensors, limits, rrefs).encode(value);
+}
+
+at::Device readDevice(Reader& in, ErrorCode if_wrong) {
+  const std::string text(in.getString());
+  try {
+    const at::Device device(text);
+    // at::Device reads an index above its range as another number.
+    const auto colon = text.find(':');
+    if (colon == std::string::npos || text.substr(colon + 1) == std::to_string(device.index())) return device;
+  } catch (const std::exception&) {  // the error below
+  }
+  throw Error(if_wrong, "there is no device named '" + text.substr(0, 100) + "'");
 }
 
 IValue decodeValue(

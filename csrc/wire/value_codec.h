@@ -37,6 +37,7 @@ enum class ValueTag : uint8_t {
   kNumbers = 17,    ///< u32 index into Message::tensors: a list of the numbers in that tensor
   kLongBytes = 18,  ///< u32 index into Message::tensors: the bytes in that tensor. Only C++ writes it
   kStruct = 19,     ///< string name, u32 count, then for each field its name (short) and its value
+  // 20 to 24 are those of values with objects: bindings/py_codec.cpp
 };
 
 /// RRefIndexOf, for a message that is written, returns the index of an RRef in the message's list of RRefs. RRefAt, for
@@ -53,13 +54,17 @@ void encodeValue(
     const RRefIndexOf& rrefs = {});
 
 /// Reads one value. `type`, if given, is the expected type (of an operator's argument). It determines the element types
-/// of lists and dicts, and an int becomes a float where the type is float. Throws Error(kInvalidArgument) if the value
-/// does not match the type. Without `type`, a list of only ints, floats, bools or tensors becomes a list of that type;
-/// other lists, and dicts, become generic ones; a list of numbers in one tensor becomes a NumberList, a struct a
-/// StructValue, bytes an IValue that holds a c10::Storage (wire/value_forms.h). Throws Error(kProtocol) for malformed
-/// bytes.
+/// of lists and dicts, and an int becomes a float where the type is float. The number of a dtype, a layout or a memory
+/// format must be that of an enumerator. Throws Error(kInvalidArgument) if the value does not match the type. Without
+/// `type`, a list of only ints, floats, bools or tensors becomes a list of that type; other lists, and dicts, become
+/// generic ones; a list of numbers in one tensor becomes a NumberList, a struct a StructValue, bytes an IValue that
+/// holds a c10::Storage (wire/value_forms.h). Throws Error(kProtocol) for malformed bytes.
 c10::IValue decodeValue(
     Reader& in, const std::vector<at::Tensor>& tensors, const c10::TypePtr& type = nullptr, const Limits& limits = {},
     const RRefAt& rrefs = {});
+
+/// Reads the name of a device. Throws Error(if_wrong) if no device can have that name; this worker need not have the
+/// device.
+at::Device readDevice(Reader& in, ErrorCode if_wrong);
 
 }  // namespace torchrpc

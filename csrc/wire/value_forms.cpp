@@ -1,9 +1,12 @@
 #include "wire/value_forms.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "wire/tensor_codec.h"
@@ -146,10 +149,31 @@ bool canBeKey(const IValue& key) {
       key.isDevice();
 }
 
+// Computes the places of the keys in a table with kBucketsPerKey buckets a key. If each key is near its bucket in that
+// table, the dict does not double its table beyond it.
+bool canBeDict(const DictEntries::Entries& entries) {
+  if (!std::ranges::all_of(entries, [](const auto& entry) { return canBeKey(entry.first); })) return false;
+  constexpr size_t kBucketsPerKey = 64, kAlwaysFit = 4;
+  if (entries.size() <= kAlwaysFit) return true;
+  // As ska::fibonacci_hash_policy, which c10::Dict uses.
+  constexpr uint64_t kGoldenRatio = 11400714819323198485ull;
+  const auto bits = static_cast<int>(std::bit_width(entries.size() * kBucketsPerKey));
+  const auto max_distance = static_cast<uint64_t>(bits) - 1;  // the dict allows one more
+  std::vector<uint64_t> buckets;
+  buckets.reserve(entries.size());
+  for (const auto& [key, value] : entries)
+    buckets.push_back(kGoldenRatio * c10::detail::DictKeyHash()(key) >> (64 - bits));
+  std::ranges::sort(buckets);
+  uint64_t next = 0;
+  return std::ranges::all_of(buckets, [&next, max_distance](uint64_t bucket) {
+    const auto place = std::max(bucket, next);
+    next = place + 1;
+    return place - bucket < max_distance;
+  });
+}
+
 IValue makeDict(DictEntries::Entries entries) {
-  for (const auto& [key, value] : entries) {
-    if (!canBeKey(key)) return makeForm<DictEntries>(std::move(entries));
-  }
+  if (!canBeDict(entries)) return makeForm<DictEntries>(std::move(entries));
   c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
   dict.reserve(entries.size());
   for (auto& [key, value] : entries) {

@@ -84,7 +84,11 @@ c10::IValue makeForm(Parts&&... parts) {
 
 /// Whether a c10::Dict can have such a key.
 bool canBeKey(const c10::IValue& key);
-/// Returns a c10::Dict if it can have all keys, otherwise DictEntries. Throws Error(kInvalidArgument) if two keys of a
+/// Whether a c10::Dict can have all of these keys, and takes memory in proportion to their number. Its hash table is
+/// doubled until each key is near its bucket, and a peer can choose keys, of any type but bool, for which it would take
+/// all memory.
+bool canBeDict(const DictEntries::Entries& entries);
+/// Returns a c10::Dict if canBeDict(), otherwise DictEntries. Throws Error(kInvalidArgument) if two keys of a
 /// c10::Dict are equal.
 c10::IValue makeDict(DictEntries::Entries entries);
 

@@ -83,6 +83,15 @@ class Error : public std::exception {
   const std::string& worker() const noexcept { return worker_; }
   /// The exception in the form of its language (Python: a pickle of it); opaque to C++.
   const std::string& detail() const noexcept { return detail_; }
+  /// The type of the exception that the called function threw, as "std::out_of_range" or, of a Python function,
+  /// "builtins.KeyError"; empty for errors of this library.
+  const std::string& exceptionType() const noexcept { return exception_type_; }
+  /// Returns a copy of the error that has this exceptionType().
+  Error withExceptionType(std::string type) const {
+    auto other = *this;
+    other.exception_type_ = std::move(type);
+    return other;
+  }
   /// As text().
   const char* what() const noexcept override { return text_.c_str(); }
 
@@ -92,6 +101,7 @@ class Error : public std::exception {
   std::string text_;
   std::string worker_;
   std::string detail_;
+  std::string exception_type_{};
 };
 
 }  // namespace torchrpc

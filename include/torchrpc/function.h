@@ -2,8 +2,6 @@
 
 // C++ functions that any worker may call, registered by name.
 
-#include <ATen/core/ivalue.h>
-
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -13,9 +11,11 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "torchrpc/detail/ivalue.h"
 #include "torchrpc/error.h"
 #include "torchrpc/future.h"
 #include "torchrpc/node.h"
@@ -69,15 +69,25 @@ struct Outcome {
 };
 using Handler = std::function<Outcome(const Call& call, const std::vector<c10::IValue>& args)>;
 /// Registers a handler. `function` is the address of the registered function, for nameOf(); null if it has none.
-void registerHandler(std::string name, Handler handler, const void* function, const Executor& executor);
+/// `location` is where TORCHRPC_FUNCTION is written, null for other registrations: with it, the same function may be
+/// registered several times, and another function of the name is an error of each node that is constructed.
+/// `types` is the type of the function.
+void registerHandler(
+    std::string name, Handler handler, const void* function, const Executor& executor, const char* location,
+    const std::type_info& types);
 /// The same for a member function: see methodKey().
-void registerMethod(std::string name, Handler handler, std::string key, const Executor& executor);
+void registerMethod(
+    std::string name, Handler handler, std::string key, const Executor& executor, const char* location,
+    const std::type_info& types);
 /// Throws Error(kArgumentMismatch).
 void expectArguments(size_t expected, size_t actual);
-/// Throws Error(kArgumentMismatch) with the text of `error` and the number of the argument.
-[[noreturn]] void rethrowForArgument(size_t index, const Error& error);
+/// Throws Error(kArgumentMismatch) with the text of `error`, the number of the argument and the parameter's type.
+[[noreturn]] void rethrowForArgument(size_t index, const std::type_info& parameter, const Error& error);
 /// Throws `error`, which the conversion of a result has thrown, so that its origin becomes kResult.
 [[noreturn]] void rethrowForSending(const Error& error);
+
+/// The error of a function that returns an empty future.
+Error emptyResult();
 
 /// The type that holds an argument while a function runs with it.
 template <typename T>
@@ -95,10 +105,14 @@ struct HolderOf<std::span<T>> {
 
 template <typename T>
 auto argument(const std::vector<c10::IValue>& args, size_t index) {
+  static_assert(
+      !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>,
+      "a parameter of a registered function is a value or a const reference: the caller sees no change of its "
+      "argument");
   try {
     return fromValue<typename HolderOf<std::decay_t<T>>::type>(args[index]);
   } catch (const Error& error) {
-    rethrowForArgument(index, error);
+    rethrowForArgument(index, typeid(std::decay_t<T>), error);
   }
 }
 
@@ -109,7 +123,9 @@ Outcome outcomeOf(Invoke&& invoke) {
     invoke();
     return {};
   } else if constexpr (IsFuture<R>::value) {
-    return {{}, invoke().state()};
+    auto future = invoke().state();
+    if (!future) rethrowForSending(emptyResult());
+    return {{}, std::move(future)};
   } else {
     R result = invoke();
     try {
@@ -169,9 +185,10 @@ struct Adapter<R, Call, A...> {
 template <typename R, typename... A>
 struct Adapter<R, const Call&, A...> : Adapter<R, Call, A...> {};
 
-/// Calls a member function of the object to which the first argument, an RRef of this worker, refers.
-template <typename Class, typename R, typename... A>
-struct MemberAdapter {
+/// Calls a member function of the object to which the first argument, an RRef of this worker, refers. `takes_call`: the
+/// first parameter is a Call.
+template <bool takes_call, typename Class, typename R, typename... A>
+struct MethodAdapter {
   using Object = RRef<std::shared_ptr<Class>>;
   template <typename F>
   static Handler adapt(F function) {
@@ -180,58 +197,72 @@ struct MemberAdapter {
       return [&]<size_t... i>(std::index_sequence<i...>) -> Outcome {
         auto object = argument<Object>(args, 0);
         if (IsTask<R>::value || isPending(object.value())) {
-          auto task = callMember<ResultOf<R>>(function, std::move(object), argument<A>(args, 1 + i)...);
+          auto task = callMember<ResultOf<R>>(function, std::move(object), call, argument<A>(args, 1 + i)...);
           return {{}, std::move(task).start(call.node).state()};
         }
         if constexpr (IsTask<R>::value) {
           return {};
         } else {
-          return outcomeOf([&]() -> R { return ((*object.localValue()).*function)(argument<A>(args, 1 + i)...); });
+          return outcomeOf(
+              [&]() -> R { return invoke(function, *object.localValue(), call, argument<A>(args, 1 + i)...); });
         }
       }(std::index_sequence_for<A...>());
     };
   }
   /// Calls the member function once the object has been created. The arguments live as long as the coroutine.
   template <typename T, typename F, typename... Arguments>
-  static Task<T> callMember(F function, Object object, Arguments... arguments) {
+  static Task<T> callMember(F function, Object object, Call call, Arguments... arguments) {
     if (!object.isOwner()) object.localValue();  // throws
     const auto made = object.toHereAsync();
     const std::shared_ptr<Class> target = co_await made;
     if constexpr (IsTask<R>::value || IsFuture<std::decay_t<R>>::value) {
-      co_return co_await ((*target).*function)(std::move(arguments)...);
+      co_return co_await invoke(function, *target, call, std::move(arguments)...);
     } else {
-      co_return ((*target).*function)(std::move(arguments)...);
+      co_return invoke(function, *target, call, std::move(arguments)...);
+    }
+  }
+  template <typename F, typename... Arguments>
+  static R invoke(F function, Class& object, const Call& call, Arguments&&... arguments) {
+    if constexpr (takes_call) {
+      return (object.*function)(call, std::forward<Arguments>(arguments)...);
+    } else {
+      return (object.*function)(std::forward<Arguments>(arguments)...);
     }
   }
 };
+template <typename Class, typename R, typename... A>
+struct MemberAdapter : MethodAdapter<false, Class, R, A...> {};
+template <typename Class, typename R, typename... A>
+struct MemberAdapter<Class, R, Call, A...> : MethodAdapter<true, Class, R, A...> {};
+template <typename Class, typename R, typename... A>
+struct MemberAdapter<Class, R, const Call&, A...> : MethodAdapter<true, Class, R, A...> {};
 
-/// The Adapter of an `operator()`.
+/// The Adapter of an `operator()` of a `Class`.
+template <typename Class, typename R, typename... A>
+struct OperatorAdapter : Adapter<R, A...> {
+  using Signature = R(A...);
+};
 template <typename F>
-struct AdapterOfOperator;
-/// The Adapter that calls an `F`.
+concept HasOneOperator = requires { typename MethodTraits<decltype(&F::operator())>::Class; };
+
+/// The Adapter that calls an `F`, and the type of the function; nothing for what cannot be registered.
 template <typename F>
-struct AdapterOf {
-  using type = typename AdapterOfOperator<decltype(&F::operator())>::type;
+struct AdapterOf {};
+template <HasOneOperator F>
+struct AdapterOf<F> {
+  using type = typename MethodTraits<decltype(&F::operator())>::template With<OperatorAdapter>;
+  using Signature = typename type::Signature;
 };
 template <typename R, typename... A, bool is_noexcept>
 struct AdapterOf<R (*)(A...) noexcept(is_noexcept)> {
   using type = Adapter<R, A...>;
+  using Signature = R(A...);
 };
-template <typename F, typename R, typename... A, bool is_noexcept>
-struct AdapterOf<R (F::*)(A...) noexcept(is_noexcept)> {
-  using type = MemberAdapter<F, R, A...>;
-};
-template <typename F, typename R, typename... A, bool is_noexcept>
-struct AdapterOf<R (F::*)(A...) const noexcept(is_noexcept)> {
-  using type = MemberAdapter<F, R, A...>;
-};
-template <typename F, typename R, typename... A, bool is_noexcept>
-struct AdapterOfOperator<R (F::*)(A...) noexcept(is_noexcept)> {
-  using type = Adapter<R, A...>;
-};
-template <typename F, typename R, typename... A, bool is_noexcept>
-struct AdapterOfOperator<R (F::*)(A...) const noexcept(is_noexcept)> {
-  using type = Adapter<R, A...>;
+template <typename F>
+  requires requires { typename MethodTraits<F>::Class; }
+struct AdapterOf<F> {
+  using type = typename MethodTraits<F>::template With<MemberAdapter>;
+  using Signature = F;
 };
 
 }  // namespace detail
@@ -243,6 +274,30 @@ struct FunctionOptions {
   /// receives Error(kShutdown).
   Executor executor = Executor::pool();
 };
+
+namespace detail {
+
+template <typename F>
+void registerAt(const char* location, std::string name, F function, const Executor& executor) {
+  static_assert(
+      requires { typename AdapterOf<F>::type; },
+      "only a function, a member function, or an object with one operator() that is no template can be registered; for "
+      "an overloaded one write torchrpc::overload<int(int)>(&function)");
+  using Signature = typename AdapterOf<F>::Signature;
+  requireCallable(function);
+  if constexpr (std::is_member_function_pointer_v<F>) {
+    auto handler = AdapterOf<F>::type::adapt(function);
+    registerMethod(std::move(name), std::move(handler), methodKey(function), executor, location, typeid(Signature));
+  } else {
+    const void* address = nullptr;
+    if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
+    registerHandler(
+        std::move(name), AdapterOf<F>::type::adapt(std::move(function)), address, executor, location,
+        typeid(Signature));
+  }
+}
+
+}  // namespace detail
 
 /// Makes `function` callable by `name` on all nodes of this process, until the process ends. `function` is a function,
 /// or an object with one `operator()` (a lambda, a std::function), which need not be copyable. The types of its
@@ -259,18 +314,35 @@ struct FunctionOptions {
 /// function returns a Future or a Task (torchrpc/task.h), the reply is sent when the future or the task is ready, and
 /// no thread blocks until then. The arguments of a function that returns a Task live as long as the task does, so its
 /// parameters may be references. If the caller cancels the call, that future is cancelled. Any thread may register
-/// functions. Throws Error(kInvalidArgument) if the name is taken or empty.
+/// functions. Throws Error(kInvalidArgument) if the name is taken or empty, or `function` is null.
 template <typename F>
 void registerFunction(std::string name, F function, const FunctionOptions& options = {}) {
-  if constexpr (std::is_member_function_pointer_v<F>) {
-    auto handler = detail::AdapterOf<F>::type::adapt(function);
-    detail::registerMethod(std::move(name), std::move(handler), detail::methodKey(function), options.executor);
-  } else {
-    const void* address = nullptr;
-    if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
-    detail::registerHandler(
-        std::move(name), detail::AdapterOf<F>::type::adapt(std::move(function)), address, options.executor);
-  }
+  detail::registerAt(nullptr, std::move(name), std::move(function), options.executor);
+}
+
+/// Removes a function that registerFunction() or TORCHRPC_FUNCTION has registered; calls that run go on. Later calls of
+/// the name fail with kNoSuchFunction, and another function may be registered under it. Returns false if there is none.
+/// Any thread.
+bool unregisterFunction(const std::string& name);
+
+/// A registered function.
+struct RegisteredFunction {
+  std::string name;  ///< by which callers name it
+  std::string type;  ///< for humans to read: "int (std::string const&, double)"
+};
+/// The functions that are registered in this process, in the order of their names. Any thread.
+std::vector<RegisteredFunction> registeredFunctions();
+
+/// Selects one of several overloaded functions or member functions by its type: `overload<int(int)>(&f)`,
+/// `overload<int(int) const>(&Class::f)`.
+template <typename Signature>
+constexpr auto overload(Signature* function) {
+  return function;
+}
+/// Returns the one of several overloaded member functions that has this signature.
+template <typename Signature, typename Class>
+constexpr auto overload(Signature Class::* method) {
+  return method;
 }
 
 }  // namespace v1
@@ -278,11 +350,21 @@ void registerFunction(std::string name, F function, const FunctionOptions& optio
 
 #define TORCHRPC_JOIN_(a, b) a##b
 #define TORCHRPC_JOIN(a, b) TORCHRPC_JOIN_(a, b)
+#define TORCHRPC_QUOTE_(a) #a
+#define TORCHRPC_TEXT_(a) TORCHRPC_QUOTE_(a)
 
 /// At namespace scope: registers a function when the program or library is loaded, under its name as written here. Call
-/// it by that name or, type-checked in C++, as `node.call("ps", &function, args...)`.
-#define TORCHRPC_FUNCTION(function)                                                          \
-  [[maybe_unused]] static const bool TORCHRPC_JOIN(torchrpc_registered_, __COUNTER__) = [] { \
-    ::torchrpc::registerFunction(#function, &function);                                      \
-    return true;                                                                             \
+/// it by that name or, type-checked in C++, as `node.call("ps", &function, args...)`. It may be in a header that
+/// several files include. If the program registers two functions under one name, the constructor of each node throws
+/// Error(kInvalidArgument), which names both places.
+#define TORCHRPC_FUNCTION(...) TORCHRPC_FUNCTION_AS(#__VA_ARGS__, &__VA_ARGS__)
+
+/// Registers a function, as TORCHRPC_FUNCTION does, under a name that is a string. It may also be a lambda, or one of
+/// several overloaded functions:
+/// `TORCHRPC_FUNCTION_AS("area.circle", torchrpc::overload<double(const Circle&)>(&area));`.
+#define TORCHRPC_FUNCTION_AS(name, ...)                                                          \
+  [[maybe_unused]] static const bool TORCHRPC_JOIN(torchrpc_registered_, __COUNTER__) = [] {     \
+    ::torchrpc::detail::registerAt(                                                              \
+        __FILE__ ":" TORCHRPC_TEXT_(__LINE__), name, __VA_ARGS__, ::torchrpc::Executor::pool()); \
+    return true;                                                                                 \
   }()

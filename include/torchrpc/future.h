@@ -2,8 +2,6 @@
 
 // The future result of a call.
 
-#include <ATen/core/ivalue.h>
-
 #include <coroutine>
 #include <cstddef>
 #include <exception>
@@ -12,11 +10,14 @@
 #include <optional>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "torchrpc/detail/ivalue.h"
 #include "torchrpc/error.h"
+#include "torchrpc/expected.h"
 #include "torchrpc/timeout.h"
 #include "torchrpc/value.h"
 
@@ -65,6 +66,12 @@ namespace detail {
 class FutureState;
 using FutureStatePtr = std::shared_ptr<FutureState>;
 
+template <typename F>
+struct IsStdFunction : std::false_type {};
+template <typename F>
+struct IsStdFunction<std::function<F>> : std::true_type {};
+[[noreturn]] void throwNullFunction();
+
 /// Returns the state. Throws Error(kInvalidArgument) if it is null.
 FutureState& checked(const FutureStatePtr& state);
 bool isReady(const FutureState& state);
@@ -82,13 +89,24 @@ void whenReady(FutureState& state, const Executor& executor, std::function<void(
 /// Returns a state that is settled with the value.
 FutureStatePtr makeReady(c10::IValue value);
 /// Throws Error(kResultMismatch) for an error of the conversion of a result.
-[[noreturn]] void rethrowForResult(const FutureState& state, const Error& error);
+[[noreturn]] void rethrowForResult(const FutureState& state, const std::type_info& expected, const Error& error);
 /// Resumes a coroutine on the pool, once the state is settled, with the thread state that this thread has now.
 void resumeWhenReady(const FutureStatePtr& state, std::coroutine_handle<> coroutine);
+/// Must be called by a coroutine before it takes the outcome of what it has awaited: if that is Error(kCancelled), a
+/// cancellation of the coroutine that has had no effect yet has it by this error, and ends no later `co_await`.
+void beforeResult(const FutureState& awaited);
 /// Returns a state that is settled with `collect()` when all of `states` are settled, or with the first error.
 FutureStatePtr whenAll(const std::vector<FutureStatePtr>& states, std::function<c10::IValue()> collect);
 /// Returns a state that is settled with the index of the first of `states` that is settled.
 FutureStatePtr whenAny(const std::vector<FutureStatePtr>& states);
+
+/// Throws Error(kInvalidArgument) for a function pointer, member function pointer or std::function that is null.
+template <typename F>
+void requireCallable(const F& function) {
+  if constexpr (std::is_pointer_v<F> || std::is_member_pointer_v<F> || IsStdFunction<F>::value) {
+    if (!function) throwNullFunction();
+  }
+}
 
 /// Settles a new state. If all copies are destroyed before that, the state is settled with Error(kShutdown).
 class Promise {
@@ -108,11 +126,28 @@ class Promise {
   std::shared_ptr<void> guard_;
 };
 
-template <typename T>
-class Awaiter;
+/// Shares a function that cannot be copied, because a std::function can be copied.
+template <typename F>
+struct Shared {
+  std::shared_ptr<F> function;
+  template <typename... A>
+    requires std::is_invocable_v<F&, A...>
+  decltype(auto) operator()(A&&... args) const {
+    return (*function)(std::forward<A>(args)...);
+  }
+};
+/// Returns the function, or a function that can be copied and calls it.
+template <typename F>
+auto copyable(F function) {
+  if constexpr (std::is_copy_constructible_v<F>) {
+    return function;
+  } else {
+    return Shared<F>{std::make_shared<F>(std::move(function))};
+  }
+}
 
 template <typename T>
-using NonVoid = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+class Awaiter;
 
 template <typename T>
 struct IsFuture : std::false_type {};
@@ -230,6 +265,17 @@ class Future {
     }
   }
 
+  /// Blocks until the call has ended. Returns its result, or the Error that the call ended with. An exception of
+  /// another type, which a continuation threw, is thrown.
+  Expected<T> expected() const {
+    return expectedFrom([this] { return wait(); });
+  }
+  /// Blocks until the call has ended, for at most `timeout` (0: does not block). After that it returns Error(kTimeout),
+  /// and the call continues.
+  Expected<T> expected(Timeout timeout) const {
+    return expectedFrom([&] { return wait(timeout); });
+  }
+
   /// Settles the future with Error(kCancelled), unless it is ready, and ends the call: a later reply is dropped. The
   /// callee is notified: see Call::cancelled(). If the called function has returned the future of a call of its own,
   /// that call is cancelled, too. If this is the future of then(), thenError(), whenAll() or whenAny(), the calls for
@@ -238,11 +284,11 @@ class Future {
   /// interrupted on the callee. Returns whether the future was not ready.
   bool cancel() const { return detail::cancel(detail::checked(state_)); }
 
-  /// Calls `function` once this future is ready, and returns the future of its result. `function` takes either this
-  /// future, or its value (if `T` is void: nothing). If it takes the value and this future has an error, `function` is
-  /// not called, and the returned future has that error. If `function` returns a future, then() returns a future of the
-  /// same type, which is ready when both are. An exception that `function` throws becomes the error of the returned
-  /// future.
+  /// Calls `function`, which need not be copyable, once this future is ready, and returns the future of its result. It
+  /// takes either this future, or its value (if `T` is void: nothing). If it takes the value and this future has an
+  /// error, `function` is not called, and the returned future has that error. If `function` returns a future, then()
+  /// returns a future of the same type, which is ready when both are. An exception that `function` throws becomes the
+  /// error of the returned future.
   ///
   /// `function` runs on a thread of the node's pool, never on the calling thread; it may block and make calls. After
   /// the node's end it runs on the thread that calls then(). If then() is called in a function that serves a call, the
@@ -255,9 +301,11 @@ class Future {
   template <typename F>
   auto then(const Executor& executor, F function) const {
     using R = decltype(detail::callContinuation(function, *this));
+    detail::requireCallable(function);
     auto& state = detail::checked(state_);
     const detail::Promise promise(state_);
-    detail::whenReady(state, executor, [promise, self = *this, function = std::move(function)]() mutable {
+    auto held = detail::copyable(std::move(function));
+    detail::whenReady(state, executor, [promise, self = *this, function = std::move(held)]() mutable {
       if (detail::isReady(*promise.future())) return;  // cancelled
       detail::settleWith<R>(promise, [&]() -> R { return detail::callContinuation(function, std::move(self)); });
     });
@@ -275,9 +323,11 @@ class Future {
   /// The same on another executor.
   template <typename F>
   Future thenError(const Executor& executor, F function) const {
+    detail::requireCallable(function);
     auto& state = detail::checked(state_);
     const detail::Promise promise(state_);
-    detail::whenReady(state, executor, [promise, self = *this, function = std::move(function)]() mutable {
+    auto held = detail::copyable(std::move(function));
+    detail::whenReady(state, executor, [promise, self = *this, function = std::move(held)]() mutable {
       if (detail::isReady(*promise.future())) return;  // cancelled
       try {
         detail::waitFor(*self.state());
@@ -306,7 +356,20 @@ class Future {
       return fromValue<T>(value);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kInvalidArgument) throw;
-      detail::rethrowForResult(*state_, error);
+      detail::rethrowForResult(*state_, typeid(T), error);
+    }
+  }
+  template <typename Wait>
+  static Expected<T> expectedFrom(Wait&& wait) {
+    try {
+      if constexpr (std::is_void_v<T>) {
+        wait();
+        return {};
+      } else {
+        return wait();
+      }
+    } catch (const Error& error) {
+      return error;
     }
   }
   template <typename F, typename E>
@@ -420,7 +483,10 @@ class Awaiter {
   explicit Awaiter(Future<T> future) : future_(std::move(future)) {}
   bool await_ready() const { return future_.ready(); }
   void await_suspend(std::coroutine_handle<> coroutine) const { resumeWhenReady(future_.state(), coroutine); }
-  T await_resume() const { return future_.wait(); }
+  T await_resume() const {
+    beforeResult(*future_.state());
+    return future_.wait();
+  }
 
  private:
   Future<T> future_;

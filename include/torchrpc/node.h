@@ -2,7 +2,6 @@
 
 // A worker of a group, and the calls that it makes. Register functions for other workers with torchrpc/function.h.
 
-#include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -15,13 +14,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "torchrpc/defaults.h"
+#include "torchrpc/detail/ivalue.h"
 #include "torchrpc/error.h"
 #include "torchrpc/future.h"
 #include "torchrpc/interceptor.h"
@@ -56,8 +58,10 @@ class Callable {
 
   /// A registered C++ function.
   Callable(std::string name) : Callable(Kind::kFunction, std::move(name)) {}  // NOLINT: implicit by design
-  /// The same.
-  Callable(const char* name) : Callable(Kind::kFunction, std::string(name)) {}  // NOLINT: implicit by design
+  /// A registered C++ function.
+  Callable(std::string_view name) : Callable(std::string(name)) {}  // NOLINT: implicit by design
+  /// A registered C++ function.
+  Callable(const char* name) : Callable(detail::stringOf(name)) {}  // NOLINT: implicit by design
   /// A function of any kind; op() and python() are shorter.
   Callable(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
 
@@ -104,7 +108,9 @@ WorkerId checkedRank(T rank) {
 class Destination {
  public:
   /// By name.
-  Destination(const char* name) : worker_{name, kNoWorker} {}  // NOLINT: implicit by design
+  Destination(const char* name) : worker_{detail::stringOf(name), kNoWorker} {}  // NOLINT: implicit by design
+  /// By name.
+  Destination(std::string_view name) : Destination(std::string(name)) {}  // NOLINT: implicit by design
   /// By name.
   Destination(std::string name) : worker_{std::move(name), kNoWorker} {}  // NOLINT: implicit by design
   /// By the result of self(), worker() or an RRef's owner().
@@ -190,7 +196,12 @@ struct CheckedArgument {
       "an argument does not convert to the parameter of the called function without a cast, or numbers might change: "
       "see `CheckedArgument<number, parameter, argument>` in this message, and cast the argument");
   static c10::IValue pack(Argument&& argument) {
-    return toValue(static_cast<std::decay_t<Parameter>>(std::forward<Argument>(argument)));
+    using To = std::decay_t<Parameter>;
+    if constexpr (std::is_convertible_v<Argument, const char*> && std::is_constructible_v<To, std::string>) {
+      return toValue(static_cast<To>(stringOf(argument)));
+    } else {
+      return toValue(static_cast<To>(std::forward<Argument>(argument)));
+    }
   }
 };
 
@@ -221,16 +232,22 @@ struct MethodTraits<R (C::*)(A...) noexcept(is_noexcept)> {
   using Class = C;
   using Result = R;
   using Arguments = Parameters<A...>;
+  template <template <typename...> typename Target>
+  using With = Target<C, R, A...>;
 };
 template <typename R, typename C, typename... A, bool is_noexcept>
 struct MethodTraits<R (C::*)(A...) const noexcept(is_noexcept)> : MethodTraits<R (C::*)(A...)> {};
+template <typename R, typename C, typename... A, bool is_noexcept>
+struct MethodTraits<R (C::*)(A...) & noexcept(is_noexcept)> : MethodTraits<R (C::*)(A...)> {};
+template <typename R, typename C, typename... A, bool is_noexcept>
+struct MethodTraits<R (C::*)(A...) const & noexcept(is_noexcept)> : MethodTraits<R (C::*)(A...)> {};
 
 /// The arguments of a call of a method of the object to which `rref` refers.
 template <typename Method, typename T, typename... Args>
 std::vector<c10::IValue> methodArguments(const RRef<T>& rref, Args&&... args) {
   static_assert(
-      std::is_same_v<T, std::shared_ptr<typename MethodTraits<Method>::Class>>,
-      "a method is called by an RRef to a std::shared_ptr of its class; for one of a base class, register a function");
+      IsObjectOf<T, std::shared_ptr<typename MethodTraits<Method>::Class>>,
+      "a method is called by an RRef to a std::shared_ptr of its class, or of a class derived from that");
   auto values = MethodTraits<Method>::Arguments::pack(std::forward<Args>(args)...);
   values.insert(values.begin(), rref.value());
   return values;
@@ -274,6 +291,9 @@ class NodeRef {
   /// Counters of the calls that were made and served since the start, one entry for each function, peer and side. Empty
   /// unless NodeOptions::metrics is on.
   std::vector<CallMetrics> callMetrics() const;
+  /// The metrics of this node as text for Prometheus, under the names that Python workers have (docs/metrics.md). An
+  /// HTTP server of the program returns it, as the type "text/plain; version=0.0.4".
+  std::string prometheusText() const;
   /// The address that answers health checks, with the port, for example "0.0.0.0:8080"; empty without
   /// HealthOptions::address.
   std::string healthAddress() const;
@@ -410,6 +430,8 @@ class NodeRef {
   /// it any more. Throws Error: kNameNotFound; kRendezvous if the group's store is lost with its process.
   void unregisterObject(const std::string& name) const;
 
+  /// A handle to no node, to which another can be assigned: its methods throw Error(kInvalidArgument).
+  NodeRef() = default;
   /// For internal use.
   explicit NodeRef(std::weak_ptr<void> core) : core_(std::move(core)) {}
   /// For internal use.
@@ -564,7 +586,8 @@ struct NodeOptions {
   /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption{};
   /// The functions that other workers may run here; empty optional: all. The entries are names of operators
-  /// ("aten::add") and registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
+  /// ("aten::add") and registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*",
+  /// "cpp_function(search.*)").
   std::optional<std::vector<std::string>> allowed_functions{};
   /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
   /// that matches decides. If no pattern matches a caller, allowed_functions decides; if that is not set, the caller
@@ -583,6 +606,8 @@ struct NodeOptions {
   /// that it serves: see Call::timeLeft(). A call that is made in a function whose caller has sent a deadline sends its
   /// own, whatever the value of this option.
   bool propagate_deadlines = false;
+  /// Whether a call of this node that times out is cancelled on its callee, as by Future::cancel().
+  bool cancel_on_timeout = true;
   /// Whether calls are counted by function and peer, for tools and Prometheus: see docs/metrics.md. Empty: the value of
   /// TORCHRPC_METRICS, else false.
   std::optional<bool> metrics{};
@@ -604,6 +629,9 @@ struct NodeOptions {
   std::vector<std::shared_ptr<Interceptor>> interceptors{};
   HealthOptions health{};   ///< health checks over HTTP
   DeviceOptions devices{};  ///< for tensors of accelerators; must be consistent on all workers
+  /// Ends the wait for the group: when a stop is requested while the constructor of the node waits, it throws
+  /// Error(kCancelled). A request after that counts as NodeRef::requestStop().
+  std::stop_token stop{};
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown(), leave(), stop() and the destructor must be
@@ -613,34 +641,40 @@ class Node : public NodeRef {
   /// Joins the group. On return every worker of the group serves calls. Blocks for at most init_timeout. Functions that
   /// were registered before can be called from the start. Throws Error: kInvalidArgument for invalid options, and for
   /// device maps that do not fit the devices of the group's workers; kRendezvous, which names the missing workers and
-  /// says what to do.
+  /// says what to do; kCancelled if NodeOptions::stop has ended the wait.
   explicit Node(const NodeOptions& options);
   /// The same with your own store instead of `rendezvous`. The node shares the store with you. Python workers of the
   /// group must use the same store, with `_init_rpc_backend`.
   Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store);
-  /// Calls stop(), so calls under way fail. Call shutdown() first for a graceful end. If a function that this node runs
-  /// destroys the Node, nothing stops: the worker lives until the process ends, and a log line reports that.
+  /// Calls stop(), so calls under way fail. Call shutdown() first for a graceful end. A function or continuation that
+  /// this node runs must not destroy the Node: the call of the function fails with kShutdown, a log line reports the
+  /// mistake, the worker refuses calls from then on, and its threads may live until the process ends.
   ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
   /// Waits until all workers have called it (in Python: rpc.shutdown()) and all calls have ended, serving calls
-  /// meanwhile; then stops the node. A second call does nothing. Throws Error: kTimeout, which names the ranks that
-  /// did not call it within `timeout`, or says that calls or RRefs were still under way; kWorkerLost, which names
-  /// workers that were lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and
-  /// in a function that this node runs. After these errors, except kInvalidArgument, the node has stopped, too.
+  /// meanwhile; then stops the node. From now on new calls of this worker fail with kShutdown, except those of
+  /// functions that it serves and of continuations. Returns or throws within `timeout` and a second. A second call
+  /// does nothing. Throws Error: kTimeout, which names the ranks that did not call it within `timeout`, says that calls
+  /// or RRefs were still under way, or names the functions that still run; kWorkerLost, which names workers that were
+  /// lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and in a function or
+  /// continuation that this node runs. After these errors, except kInvalidArgument, the node has stopped, too. If
+  /// functions still run then, the destructor and stop() wait for them.
   void shutdown(Timeout timeout = kNoLimit);
   /// Ends this worker before the others, which continue without it. Workers that are connected to it learn that it has
   /// left and is not lost, and the shutdown() of the others does not wait for it. From now on, new calls from it and to
   /// it fail with kShutdown; callers with retries try the worker that is started in its place. Calls under way, made
-  /// and served, have `timeout` to end. Then the node stops. Returns whether all these calls have ended. Values that it
-  /// owns are lost, and RRefs that it holds are deleted. A rank 0 that serves the group's store must not leave before
-  /// the others, because the store ends with its process. Throws as stop().
+  /// and served, have `timeout` to end. Then the node stops. Returns whether all these calls have ended; if functions
+  /// still run, the destructor and stop() wait for them. Values that it owns are lost, and RRefs that it holds are
+  /// deleted. A rank 0 that serves the group's store must not leave before the others, because the store ends with its
+  /// process. Throws as stop(), and for a time-out that is not positive.
   bool leave(Timeout timeout);
   /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
   /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with
-  /// kWorkerLost. Waits until the functions that it runs have returned. Idempotent. Throws Error(kInvalidArgument), as
-  /// shutdown() does, in a function that this node runs: see requestStop().
+  /// kWorkerLost. Waits until the functions and continuations that it runs have returned, on the pool and on other
+  /// executors; calls that an executor has queued do not run any more. Idempotent. Throws Error(kInvalidArgument), as
+  /// shutdown() does, in a function or continuation that this node runs: see requestStop().
   void stop();
   /// Blocks until requestStop() is called, for at most `timeout` (0: does not block). Returns whether it was called.
   bool waitForStopRequest(Timeout timeout = kNoLimit);

@@ -3,7 +3,6 @@
 // An optimizer for parameters on several workers.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include <chrono>
 #include <cstdint>
@@ -14,6 +13,7 @@
 
 #include "torchrpc/autograd.h"
 #include "torchrpc/defaults.h"
+#include "torchrpc/detail/ivalue.h"
 #include "torchrpc/future.h"
 #include "torchrpc/node.h"
 #include "torchrpc/rref.h"

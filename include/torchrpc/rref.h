@@ -2,6 +2,7 @@
 
 // Remote references: references to values that live on one worker of the group.
 
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -16,6 +17,15 @@ inline namespace v1 {
 class Callable;
 
 namespace detail {
+
+template <typename T>
+inline constexpr bool kIsSharedPointer = false;
+template <typename T>
+inline constexpr bool kIsSharedPointer<std::shared_ptr<T>> = true;
+/// Whether an RRef to a `T` can be used as an RRef to a `Base`: both are pointers to objects, and the class of the
+/// first is that of the second, or derived from it.
+template <typename T, typename Base>
+concept IsObjectOf = kIsSharedPointer<T> && kIsSharedPointer<Base> && std::is_convertible_v<T, Base>;
 
 /// Returns `value` if it is an RRef; throws Error(kInvalidArgument) otherwise.
 c10::IValue checkedRRef(c10::IValue value);
@@ -41,6 +51,11 @@ class RRef {
  public:
   /// A null reference, to which an RRef can be assigned.
   RRef() = default;
+  /// Refers to the object of another RRef as to one of its base class: an RRef<std::shared_ptr<Base>> from an
+  /// RRef<std::shared_ptr<Derived>>.
+  template <typename U>
+    requires(!std::is_same_v<U, T> && detail::IsObjectOf<U, T>)
+  RRef(const RRef<U>& derived) : value_(derived.value()) {}  // NOLINT: implicit by design
   /// The RRef in `value`. Throws Error(kInvalidArgument) if it is no RRef. Whether the value has type `T` is checked
   /// when it is read.
   static RRef of(c10::IValue value) {

@@ -3,7 +3,6 @@
 // Structs of a program as arguments and results of calls: TORCHRPC_STRUCT.
 // Threads: any.
 
-#include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
 #include <array>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "torchrpc/detail/ivalue.h"
 #include "torchrpc/error.h"
 #include "torchrpc/value.h"
 

@@ -16,8 +16,8 @@ constexpr Duration kNoLimit = Duration::max();
 /// A time-out, from a std::chrono duration of any unit. kNoLimit means no limit, and so does a duration that is longer
 /// than the clock can represent. Functions with a Timeout parameter throw Error(kInvalidArgument) for a negative
 /// duration or NaN. With 0, functions that wait (Future::wait(), Future::waitFor(), Node::waitForStopRequest()) return
-/// or throw without blocking. Where 0 makes no sense (a call, a fetch, the options of a node, shutdown()), it is
-/// refused in the same way.
+/// or throw without blocking. Where 0 makes no sense (a call, a fetch, the options of a node, shutdown(), leave()), it
+/// is refused in the same way.
 class Timeout {
  public:
   /// Implicit, so that callers can write `5s`. NOLINTNEXTLINE(google-explicit-constructor)

@@ -4,15 +4,27 @@
 // Threads: any.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/Device.h>
+#include <c10/core/Layout.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/QScheme.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <complex>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <limits>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,12 +34,14 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "torchrpc/detail/ivalue.h"
 #include "torchrpc/error.h"
 
 namespace torchrpc {
@@ -39,13 +53,14 @@ inline constexpr bool kHasNoTraits = false;
 }  // namespace detail
 
 /// The conversion of a type `T` to and from c10::IValue. There are specialisations for bool, integers, floating-point
-/// and complex numbers, strings, std::byte, enumerations and durations (as their integers), at::Tensor,
-/// at::ScalarType, at::Device, RRef and c10::IValue (any value), and for std::optional, std::vector, std::array,
-/// std::pair, std::tuple, std::variant, std::set, std::unordered_set, std::map and std::unordered_map of those. Python
-/// workers see the Python counterparts (lists for arrays and sets). A std::span or std::string_view can be sent. A
-/// std::vector or std::span of std::byte is Python's bytes. The numbers of a long vector are sent as one piece of
-/// memory, like a tensor. There are also specialisations for std::shared_ptr and std::unique_ptr of any class: the
-/// object stays in its process, and only RRefs to it can be sent.
+/// and complex numbers, c10::Scalar, strings, std::filesystem::path, std::byte, enumerations and durations (as their
+/// integers), time points of the system clock, at::Tensor, at::Device, RRef and c10::IValue (any value), and for
+/// std::optional, std::vector, std::list, std::deque, std::array, std::pair, std::tuple, std::variant, std::set,
+/// std::unordered_set, std::map and std::unordered_map of those. Python workers see the Python counterparts (lists for
+/// arrays and sets). A std::span or std::string_view can be sent. A std::vector or std::span of std::byte is Python's
+/// bytes. The numbers of a long vector are sent as one piece of memory, like a tensor. There are
+/// also specialisations for std::shared_ptr and std::unique_ptr of any class: the object stays in its process, and only
+/// RRefs to it can be sent. The pointer must not be null.
 ///
 /// For a struct, write `TORCHRPC_STRUCT(Point, x, y);` (torchrpc/struct.h). For another type of your own, specialise
 /// it, with
@@ -62,6 +77,11 @@ struct ValueTraits {
       "torchrpc/struct.h after it; or send an RRef to a std::shared_ptr<T>");
 };
 
+namespace detail {
+template <typename T>
+concept CanReceive = requires(const c10::IValue& value) { ValueTraits<T>::from(value); };
+}  // namespace detail
+
 /// Converts `value` to the form that messages hold. Tensors are not copied.
 template <typename T>
 c10::IValue toValue(T&& value) {
@@ -71,13 +91,25 @@ c10::IValue toValue(T&& value) {
 /// Converts `value` back. Throws Error(kInvalidArgument), which names both types, if `value` is no `T`.
 template <typename T>
 T fromValue(const c10::IValue& value) {
-  if constexpr (!std::is_void_v<T>) return ValueTraits<T>::from(value);
+  if constexpr (!std::is_void_v<T>) {
+    static_assert(
+        detail::CanReceive<T>,
+        "values of this type can be sent, but not received: receive a std::string instead of a pointer to characters, "
+        "a std::vector instead of a span, and an RRef (from remote()) to the object of a std::unique_ptr");
+    return ValueTraits<T>::from(value);
+  }
 }
 
 namespace detail {
 
 /// Throws Error(kInvalidArgument): "expected <expected>, but got a value of type Int".
 [[noreturn]] void throwMismatch(const char* expected, const c10::IValue& value);
+/// Throws Error(kInvalidArgument) if `text` is null.
+std::string stringOf(const char* text);
+/// The name of a type as a program writes it: "std::vector<std::string>".
+std::string typeName(const std::type_info& type);
+/// Throws Error(kInvalidArgument): "expected an integer from -128 to 127, but got the integer 300".
+[[noreturn]] void throwNotInRange(int64_t min, uint64_t max, const c10::IValue& value);
 /// Converts a Python object to a value that C++ can read; returns other values as they are. Acquires the GIL if needed.
 c10::IValue fromPython(const c10::IValue& value, const c10::TypePtr& type);
 /// The elements of a list or tuple of `size` values (-1: any size). Throws Error(kInvalidArgument).
@@ -130,12 +162,85 @@ struct Numbers {
 };
 std::optional<Numbers> numbersOf(const c10::IValue& value, at::ScalarType type);
 
-/// Holds an object that stays in its process.
+/// An enumeration of torch, whose functions do not check the values: its name and the number of its enumerators, from 0
+/// on. 0 for other enumerations.
+struct TorchEnum {
+  const char* name = "";
+  int enumerators = 0;
+};
 template <typename T>
-struct Box : torch::CustomClassHolder {
+inline constexpr TorchEnum kTorchEnum{};
+template <>
+inline constexpr TorchEnum kTorchEnum<at::ScalarType>{"at::ScalarType", static_cast<int>(at::ScalarType::NumOptions)};
+template <>
+inline constexpr TorchEnum kTorchEnum<at::Layout>{"at::Layout", static_cast<int>(at::Layout::NumOptions)};
+template <>
+inline constexpr TorchEnum kTorchEnum<at::MemoryFormat>{
+    "at::MemoryFormat", static_cast<int>(at::MemoryFormat::NumOptions)};
+template <>
+inline constexpr TorchEnum kTorchEnum<at::QScheme>{"at::QScheme", c10::COMPILE_TIME_NUM_QSCHEMES};
+template <>
+inline constexpr TorchEnum kTorchEnum<at::DeviceType>{"at::DeviceType", c10::COMPILE_TIME_MAX_DEVICE_TYPES};
+/// Throws Error(kInvalidArgument).
+[[noreturn]] void throwNoEnumerator(const char* name, int64_t number);
+
+/// Throws Error(kInvalidArgument).
+[[noreturn]] void throwNullPointer();
+[[noreturn]] void throwTimeTooFar();
+/// Throws Error(kInvalidArgument) if the numbers differ.
+void expectSize(size_t expected, size_t actual);
+/// Whether two values have the same types and contents.
+bool isSame(const c10::IValue& a, const c10::IValue& b);
+
+/// Whether the floating-point type `T` can hold this integer exactly.
+template <std::floating_point T>
+constexpr bool isExact(uint64_t magnitude) {
+  if constexpr (std::numeric_limits<T>::digits >= 64) return true;
+  return magnitude == 0 || (magnitude >> std::countr_zero(magnitude)) >> std::numeric_limits<T>::digits == 0;
+}
+constexpr uint64_t magnitudeOf(int64_t number) {
+  return number < 0 ? uint64_t{0} - static_cast<uint64_t>(number) : static_cast<uint64_t>(number);
+}
+/// Converts a floating-point number, which may be rounded. Throws Error(kInvalidArgument) if it would become infinite.
+template <std::floating_point To, std::floating_point From>
+To checkedReal(From number) {
+  const auto converted = static_cast<To>(number);
+  if (std::isinf(converted) && !std::isinf(number))
+    throwMismatch("a number in the type's range", c10::IValue(static_cast<double>(number)));
+  return converted;
+}
+
+/// Holds an object of any class that stays in its process.
+struct AnyBox : torch::CustomClassHolder {
+  /// Throws a pointer to the object, which a handler of pointers to a base class catches, too. So C++ itself finds out
+  /// whether the object is of a derived class.
+  [[noreturn]] virtual void throwPointer() const = 0;
+  /// Keeps the object alive.
+  virtual std::shared_ptr<void> owner() const = 0;
+};
+/// Holds an object of the class `T`; never null.
+template <typename T>
+struct Box final : AnyBox {
   explicit Box(std::shared_ptr<T> held) : object(std::move(held)) {}
+  [[noreturn]] void throwPointer() const override {
+    throw object.get();
+  }  // NOLINT(misc-throw-by-value-catch-by-reference)
+  std::shared_ptr<void> owner() const override { return std::const_pointer_cast<std::remove_const_t<T>>(object); }
   std::shared_ptr<T> object;
 };
+/// Returns the object in `value` as one of its base class `T`; null if it is of another class.
+template <typename T>
+std::shared_ptr<T> objectOfBase(const AnyBox& box) {
+  try {
+    box.throwPointer();
+  } catch (T* object) {  // NOLINT(misc-throw-by-value-catch-by-reference)
+    return {box.owner(), object};
+  } catch (...) {
+  }
+  return nullptr;
+}
+/// Throws Error(kInvalidArgument): "expected an object of the class Env, but got the integer 3".
+[[noreturn]] void throwNoObject(const std::type_info& expected, const c10::IValue& value);
 
 template <typename Map>
 struct MapTraits {
@@ -157,15 +262,15 @@ struct MapTraits {
   }
 };
 
-template <typename Set>
-struct SetTraits {
-  static c10::TypePtr type() { return ValueTraits<std::vector<typename Set::value_type>>::type(); }
-  static c10::IValue to(const Set& set) {
-    return toValue(std::vector<typename Set::value_type>(set.begin(), set.end()));
-  }
-  static Set from(const c10::IValue& value) {
-    auto values = fromValue<std::vector<typename Set::value_type>>(value);
-    return Set(std::make_move_iterator(values.begin()), std::make_move_iterator(values.end()));
+/// Of sets, std::list and std::deque: as std::vector.
+template <typename Container>
+struct ContainerTraits {
+  using Elements = std::vector<typename Container::value_type>;
+  static c10::TypePtr type() { return ValueTraits<Elements>::type(); }
+  static c10::IValue to(const Container& container) { return toValue(Elements(container.begin(), container.end())); }
+  static Container from(const c10::IValue& value) {
+    auto values = fromValue<Elements>(value);
+    return Container(std::make_move_iterator(values.begin()), std::make_move_iterator(values.end()));
   }
 };
 
@@ -231,18 +336,28 @@ struct ValueTraits<T> {
     if constexpr (std::is_unsigned_v<T> && sizeof(T) == sizeof(uint64_t)) {
       if (number.isUnsigned()) return static_cast<T>(number.toUInt());
     }
-    detail::throwMismatch("an integer of the type's range", value);
+    detail::throwNotInRange(
+        static_cast<int64_t>(std::numeric_limits<Number>::min()),
+        static_cast<uint64_t>(std::numeric_limits<Number>::max()), value);
   }
 };
 
-/// As its underlying integer, which need not be the value of an enumerator.
+/// As its underlying integer, which need not be the value of an enumerator; for torch's enumerations it must be.
 template <typename T>
   requires std::is_enum_v<T>
 struct ValueTraits<T> {
   using Number = std::underlying_type_t<T>;
   static c10::TypePtr type() { return ValueTraits<Number>::type(); }
   static c10::IValue to(T value) { return toValue(static_cast<Number>(value)); }
-  static T from(const c10::IValue& value) { return static_cast<T>(fromValue<Number>(value)); }
+  static T from(const c10::IValue& value) {
+    const auto number = fromValue<Number>(value);
+    if constexpr (detail::kTorchEnum<T>.enumerators > 0) {
+      if (!std::in_range<uint8_t>(number) || number >= detail::kTorchEnum<T>.enumerators) {
+        detail::throwNoEnumerator(detail::kTorchEnum<T>.name, number);
+      }
+    }
+    return static_cast<T>(number);
+  }
 };
 
 /// As the number of its ticks.
@@ -254,27 +369,62 @@ struct ValueTraits<std::chrono::duration<Rep, Period>> {
   static Time from(const c10::IValue& value) { return Time(fromValue<Rep>(value)); }
 };
 
+/// The nanoseconds since 1970, as time.time_ns() in Python, whatever the unit of the type.
+template <typename Clock, typename Unit>
+struct ValueTraits<std::chrono::time_point<Clock, Unit>> {
+  static_assert(
+      std::is_same_v<Clock, std::chrono::system_clock>,
+      "only time points of std::chrono::system_clock can be sent: those of other clocks have no meaning on another "
+      "machine");
+  using Time = std::chrono::time_point<Clock, Unit>;
+  using Nanoseconds = std::chrono::duration<int64_t, std::nano>;
+  using Wide = std::chrono::duration<long double, std::nano>;
+  static c10::TypePtr type() { return c10::IntType::get(); }
+  static c10::IValue to(Time time) {
+    const Wide wide = time.time_since_epoch();
+    if (!(wide >= Wide(Nanoseconds::min()) && wide < Wide(Nanoseconds::max()))) detail::throwTimeTooFar();
+    return std::chrono::floor<Nanoseconds>(time.time_since_epoch()).count();
+  }
+  static Time from(const c10::IValue& value) {
+    const Nanoseconds since(fromValue<int64_t>(value));
+    if constexpr (std::chrono::treat_as_floating_point_v<typename Unit::rep>)
+      return Time(Unit(since));
+    else
+      return Time(std::chrono::floor<Unit>(since));
+  }
+};
+
+/// A number may be rounded, but an integer may not, and a finite number may not become infinite.
 template <std::floating_point T>
 struct ValueTraits<T> {
   static c10::TypePtr type() { return c10::FloatType::get(); }
-  static c10::IValue to(T value) { return static_cast<double>(value); }
+  static c10::IValue to(T value) { return detail::checkedReal<double>(value); }
   static T from(const c10::IValue& value) {
     const auto number = detail::fromPython(value, type());
-    if (number.isInt()) return static_cast<T>(number.toInt());
-    if (number.isUnsigned()) return static_cast<T>(number.toUInt());
+    if (number.isInt()) {
+      if (detail::isExact<T>(detail::magnitudeOf(number.toInt()))) return static_cast<T>(number.toInt());
+      detail::throwMismatch("an integer that the floating-point type can hold exactly", value);
+    }
+    if (number.isUnsigned()) {
+      if (detail::isExact<T>(number.toUInt())) return static_cast<T>(number.toUInt());
+      detail::throwMismatch("an integer that the floating-point type can hold exactly", value);
+    }
     if (!number.isDouble()) detail::throwMismatch("a number", value);
-    return static_cast<T>(number.toDouble());
+    return detail::checkedReal<T>(number.toDouble());
   }
 };
 
 template <std::floating_point T>
 struct ValueTraits<std::complex<T>> {
   static c10::TypePtr type() { return c10::ComplexType::get(); }
-  static c10::IValue to(std::complex<T> value) { return c10::complex<double>(value.real(), value.imag()); }
+  static c10::IValue to(std::complex<T> value) {
+    return c10::complex<double>(detail::checkedReal<double>(value.real()), detail::checkedReal<double>(value.imag()));
+  }
   static std::complex<T> from(const c10::IValue& value) {
     const auto number = detail::fromPython(value, type());
     if (!number.isComplexDouble()) return fromValue<T>(number);
-    return {static_cast<T>(number.toComplexDouble().real()), static_cast<T>(number.toComplexDouble().imag())};
+    const auto parts = number.toComplexDouble();
+    return {detail::checkedReal<T>(parts.real()), detail::checkedReal<T>(parts.imag())};
   }
 };
 
@@ -298,19 +448,38 @@ struct ValueTraits<std::string> {
 template <>
 struct ValueTraits<const char*> {
   static c10::TypePtr type() { return c10::StringType::get(); }
-  static c10::IValue to(const char* value) { return std::string(value); }
+  static c10::IValue to(const char* value) { return detail::stringOf(value); }
 };
+template <>
+struct ValueTraits<char*> : ValueTraits<const char*> {};
 template <>
 struct ValueTraits<std::string_view> {
   static c10::TypePtr type() { return c10::StringType::get(); }
   static c10::IValue to(std::string_view value) { return std::string(value); }
 };
 
+/// As its text.
 template <>
-struct ValueTraits<at::ScalarType> {
-  static c10::TypePtr type() { return c10::IntType::get(); }
-  static c10::IValue to(at::ScalarType value) { return static_cast<int64_t>(value); }
-  static at::ScalarType from(const c10::IValue& value) { return static_cast<at::ScalarType>(fromValue<int8_t>(value)); }
+struct ValueTraits<std::filesystem::path> {
+  static c10::TypePtr type() { return c10::StringType::get(); }
+  static c10::IValue to(const std::filesystem::path& path) { return path.string(); }
+  static std::filesystem::path from(const c10::IValue& value) { return fromValue<std::string>(value); }
+};
+
+/// A number of any kind.
+template <>
+struct ValueTraits<c10::Scalar> {
+  static c10::TypePtr type() { return c10::NumberType::get(); }
+  static c10::IValue to(const c10::Scalar& number) {
+    if (number.type() == at::ScalarType::UInt64) return number.toUInt64();
+    return number;
+  }
+  static c10::Scalar from(const c10::IValue& value) {
+    const auto number = detail::fromPython(value, type());
+    if (number.isUnsigned()) return number.toUInt();
+    if (!number.isScalar()) detail::throwMismatch("a number", value);
+    return number.toScalar();
+  }
 };
 
 template <>
@@ -331,6 +500,24 @@ struct ValueTraits<std::optional<T>> {
   static std::optional<T> from(const c10::IValue& value) {
     if (value.isNone()) return std::nullopt;
     return fromValue<T>(value);
+  }
+};
+
+/// An optional that holds an optional is a tuple of one element, so that the two kinds of nothing differ.
+template <typename T>
+struct ValueTraits<std::optional<std::optional<T>>> {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(std::optional<std::optional<T>> value) {
+    if (!value) return {};
+    return c10::ivalue::Tuple::create(std::vector<c10::IValue>{toValue(*std::move(value))});
+  }
+  /// Also reads a value that is in no tuple, as Python may send it.
+  static std::optional<std::optional<T>> from(const c10::IValue& value) {
+    if (value.isNone()) return std::nullopt;
+    if (value.isTuple() && value.toTupleRef().elements().size() == 1) {
+      return fromValue<std::optional<T>>(value.toTupleRef().elements()[0]);
+    }
+    return fromValue<std::optional<T>>(value);
   }
 };
 
@@ -396,10 +583,18 @@ struct ValueTraits<std::array<T, size>> {
     return toValue(std::vector<T>(values.begin(), values.end()));
   }
   static std::array<T, size> from(const c10::IValue& value) {
-    const auto elements = detail::elements(value, "a list", size);
-    return [&]<size_t... i>(std::index_sequence<i...>) {
-      return std::array<T, size>{fromValue<T>(elements[i])...};
-    }(std::make_index_sequence<size>());
+    if constexpr (std::is_same_v<T, std::byte>) {
+      const auto bytes = fromValue<std::vector<std::byte>>(value);
+      detail::expectSize(size, bytes.size());
+      std::array<T, size> array{};
+      std::copy(bytes.begin(), bytes.end(), array.begin());
+      return array;
+    } else {
+      const auto elements = detail::elements(value, "a list", size);
+      return [&]<size_t... i>(std::index_sequence<i...>) {
+        return std::array<T, size>{fromValue<T>(elements[i])...};
+      }(std::make_index_sequence<size>());
+    }
   }
 };
 
@@ -421,7 +616,15 @@ struct ValueTraits<std::monostate> {
   }
 };
 
-/// Reads a value as the first of the types to which it converts.
+/// For sending only.
+template <>
+struct ValueTraits<std::nullopt_t> {
+  static c10::TypePtr type() { return c10::NoneType::get(); }
+  static c10::IValue to(std::nullopt_t) { return {}; }
+};
+
+/// Reads a value as the first of the types that keeps its type and contents; if there is none, as the first of the
+/// types to which it converts.
 template <typename... T>
 struct ValueTraits<std::variant<T...>> {
   static c10::TypePtr type() { return c10::AnyType::get(); }
@@ -430,17 +633,19 @@ struct ValueTraits<std::variant<T...>> {
   }
   static std::variant<T...> from(const c10::IValue& value) {
     std::optional<std::variant<T...>> found;
-    (tryAs<T>(value, found), ...);
+    (tryAs<T>(value, found, /*must_be_same=*/true), ...);
+    (tryAs<T>(value, found, /*must_be_same=*/false), ...);
     if (!found) detail::throwMismatch("one of the types of a variant", value);
     return *std::move(found);
   }
 
  private:
   template <typename U>
-  static void tryAs(const c10::IValue& value, std::optional<std::variant<T...>>& found) {
+  static void tryAs(const c10::IValue& value, std::optional<std::variant<T...>>& found, bool must_be_same) {
     if (found) return;
     try {
-      found.emplace(fromValue<U>(value));
+      auto read = fromValue<U>(value);
+      if (!must_be_same || detail::isSame(value, toValue(read))) found.emplace(std::move(read));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kInvalidArgument) throw;
     }
@@ -448,9 +653,13 @@ struct ValueTraits<std::variant<T...>> {
 };
 
 template <typename... T>
-struct ValueTraits<std::set<T...>> : detail::SetTraits<std::set<T...>> {};
+struct ValueTraits<std::set<T...>> : detail::ContainerTraits<std::set<T...>> {};
 template <typename... T>
-struct ValueTraits<std::unordered_set<T...>> : detail::SetTraits<std::unordered_set<T...>> {};
+struct ValueTraits<std::unordered_set<T...>> : detail::ContainerTraits<std::unordered_set<T...>> {};
+template <typename... T>
+struct ValueTraits<std::list<T...>> : detail::ContainerTraits<std::list<T...>> {};
+template <typename... T>
+struct ValueTraits<std::deque<T...>> : detail::ContainerTraits<std::deque<T...>> {};
 template <typename... T>
 struct ValueTraits<std::tuple<T...>> : detail::TupleTraits<std::tuple<T...>> {};
 template <typename A, typename B>
@@ -464,13 +673,18 @@ template <typename T>
 struct ValueTraits<std::shared_ptr<T>> {
   static c10::TypePtr type() { return c10::AnyType::get(); }
   static c10::IValue to(std::shared_ptr<T> object) {
+    if (!object) detail::throwNullPointer();
     return c10::IValue::make_capsule(c10::make_intrusive<detail::Box<T>>(std::move(object)));
   }
   static std::shared_ptr<T> from(const c10::IValue& value) {
     if (value.isCapsule()) {
-      if (const auto* box = dynamic_cast<const detail::Box<T>*>(value.toCapsule().get())) return box->object;
+      const auto held = value.toCapsule();
+      if (const auto* box = dynamic_cast<const detail::Box<T>*>(held.get())) return box->object;
+      if (const auto* box = dynamic_cast<const detail::AnyBox*>(held.get())) {
+        if (auto object = detail::objectOfBase<T>(*box)) return object;
+      }
     }
-    detail::throwMismatch("an object of the function's C++ class", value);
+    detail::throwNoObject(typeid(T), value);
   }
 };
 

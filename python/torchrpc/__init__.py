@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import autograd, nn, observe, optim, profiler, rpc
     from ._local_group import RankError, local_group
-    from .rpc._batching import batched
-    from .rpc._cpp_functions import cpp_function
+    from .rpc._calls.batching import batched
+    from .rpc._calls.cpp_functions import cpp_function
+    from .rpc._calls.futures import Future
+    from .rpc._calls.named_objects import lookup, register, unregister
+    from .rpc._calls.supervision import supervise
+    from .rpc._calls.waiting import wait
     from .rpc._errors import (
         ArgumentMismatchError,
         CancelledError,
         NameNotFoundError,
         NotAllowedError,
         QuotaExceededError,
+        RemoteException,
         RendezvousError,
         RpcError,
         RpcTimeoutError,
@@ -27,14 +32,10 @@ if TYPE_CHECKING:
         ShutdownError,
         WorkerLostError,
     )
-    from .rpc._futures import Future
-    from .rpc._members import on_member_change
-    from .rpc._named_objects import lookup, register, unregister
-    from .rpc._structs import cpp_struct
-    from .rpc._supervision import supervise
-    from .rpc._waiting import wait
+    from .rpc._group.members import on_member_change
+    from .rpc._values.structs import cpp_struct
     from .rpc.api import RRef
-    from .rpc.functions import restorable
+    from .rpc.functions import cancelled, restorable
 
     cmake_prefix_path: str
 
@@ -45,6 +46,7 @@ _ERRORS = [
     "NameNotFoundError",
     "NotAllowedError",
     "QuotaExceededError",
+    "RemoteException",
     "RendezvousError",
     "RpcError",
     "RpcTimeoutError",
@@ -53,20 +55,21 @@ _ERRORS = [
     "WorkerLostError",
 ]
 _NAMES = {  # name -> the module that has it
-    "Future": "torchrpc.rpc._futures",
+    "Future": "torchrpc.rpc._calls.futures",
     "RRef": "torchrpc.rpc.api",
     "RankError": "torchrpc._local_group",
-    "batched": "torchrpc.rpc._batching",
-    "cpp_function": "torchrpc.rpc._cpp_functions",
-    "cpp_struct": "torchrpc.rpc._structs",
+    "batched": "torchrpc.rpc._calls.batching",
+    "cancelled": "torchrpc.rpc.functions",
+    "cpp_function": "torchrpc.rpc._calls.cpp_functions",
+    "cpp_struct": "torchrpc.rpc._values.structs",
     "local_group": "torchrpc._local_group",
-    "lookup": "torchrpc.rpc._named_objects",
-    "on_member_change": "torchrpc.rpc._members",
-    "register": "torchrpc.rpc._named_objects",
+    "lookup": "torchrpc.rpc._calls.named_objects",
+    "on_member_change": "torchrpc.rpc._group.members",
+    "register": "torchrpc.rpc._calls.named_objects",
     "restorable": "torchrpc.rpc.functions",
-    "supervise": "torchrpc.rpc._supervision",
-    "unregister": "torchrpc.rpc._named_objects",
-    "wait": "torchrpc.rpc._waiting",
+    "supervise": "torchrpc.rpc._calls.supervision",
+    "unregister": "torchrpc.rpc._calls.named_objects",
+    "wait": "torchrpc.rpc._calls.waiting",
     **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }
 
@@ -79,6 +82,7 @@ __all__ = [
     "QuotaExceededError",
     "RRef",
     "RankError",
+    "RemoteException",
     "RendezvousError",
     "RpcError",
     "RpcTimeoutError",
@@ -88,6 +92,7 @@ __all__ = [
     "__version__",
     "autograd",
     "batched",
+    "cancelled",
     "cmake_prefix_path",
     "cpp_function",
     "cpp_struct",

@@ -94,6 +94,9 @@ def on_load() -> None:
         return
     for name in BINDINGS:
         _replace_module(name, sys.modules[OUR_BINDINGS])
+    for name, value in vars(importlib.import_module("torchrpc.rpc._absent")).items():
+        if name.startswith("_invoke_"):
+            setattr(sys.modules[OUR_BINDINGS], name, value)  # torch has these names in its C++ module, too
     _serve_torchscript()
     for holder, attribute, target in COPIES:
         module, _, name = target.partition(":")

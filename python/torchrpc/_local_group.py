@@ -8,6 +8,8 @@ from ._processes import Processes, RankError, join_group, serve
 
 __all__ = ["LocalGroup", "RankError", "local_group"]
 
+_open_groups: set["LocalGroup"] = set()  # a group lives on if the program has not kept it
+
 
 class LocalGroup:
     """A group of this process and of child processes that only serve calls, as `local_group` returns it.
@@ -21,8 +23,16 @@ class LocalGroup:
     ) -> None:
         import torch
 
-        if world_size < 1:
-            raise ValueError(f"world_size must be at least 1, but is {world_size}.")
+        from torchrpc._C import _MAX_WORLD_SIZE
+        from torchrpc.rpc._calls.checks import check_count, check_seconds
+
+        check_count("world_size", world_size, _MAX_WORLD_SIZE)
+        check_seconds(timeout, "Pass the seconds within which the other workers must end.")
+        if threads is not None:
+            check_count("threads", threads)
+        methods = ("forkserver", "spawn", "fork")
+        if start_method not in methods:
+            raise ValueError(f"start_method must be one of {', '.join(methods)}, but is {start_method!r}.")
         self.names = [f"worker{rank}" for rank in range(world_size)]
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory()
@@ -34,12 +44,14 @@ class LocalGroup:
                 self._processes.start(rank, serve, rank, world_size, url, share, options)
             with self._processes.watch():
                 join_group(0, world_size, url, **options)
+            _open_groups.add(self)
         except BaseException as error:
             self._end(type(error))
             raise
 
     def _end(self, kind: Any) -> None:
         processes, self._processes = self._processes, None
+        _open_groups.discard(self)
         if processes is not None:
             processes.__exit__(kind)
         self._folder.cleanup()
@@ -107,9 +119,10 @@ def local_group(
         RankError: a process raised or died before the group had formed. The end of the `with` block and `close()` raise
             it if a process failed while it served. The text has the traceback or exit code. No process is left.
         ShutdownError, RpcError: as `init_rpc`.
+        TypeError, ValueError: an argument of the wrong kind; the text names it.
 
-    Call it on the main thread. On another thread, the death of a process while the group forms is noticed only after
-    TORCHRPC_INIT_TIMEOUT.
+    The group lives until `close()`, the end of the `with` block or the end of the program. Call it on the main thread.
+    On another thread, the death of a process while the group forms is noticed only after TORCHRPC_INIT_TIMEOUT.
 
     Example:
         >>> with torchrpc.local_group(3) as group:

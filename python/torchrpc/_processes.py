@@ -17,20 +17,35 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Processes", "RankError", "join_group"]
+__all__ = ["PRELOADED", "Processes", "RankError", "context_of", "join_group", "run_in_environment"]
+
+PRELOADED = ["torchrpc.testing._preload"]  # what the fork server imports once for all its children
 
 
 class RankError(RuntimeError):
     """A process failed; the text has its traceback, or its exit code."""
 
 
+def context_of(start_method: str) -> Any:
+    """Return the context of multiprocessing. Its fork server, which one process has once, imports PRELOADED."""
+    context: Any = mp.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def run_in_environment(environment: dict[str, str], body: Callable[..., Any], *args: Any) -> Any:
+    """Run `body(*args)` with these environment variables; a child of the fork server begins with the server's."""
+    os.environ.clear()
+    os.environ.update(environment)
+    return body(*args)
+
+
 class Processes:
     """Child processes; the end of the block kills those that still run."""
 
     def __init__(self, start_method: str, timeout: float) -> None:
-        self.context: Any = mp.get_context(start_method)
-        if start_method == "forkserver":
-            self.context.set_forkserver_preload(["torchrpc.testing._preload"])
+        self.context: Any = context_of(start_method)
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout
         self.running: dict[Any, tuple[int, Any]] = {}  # connection -> rank, process
@@ -39,7 +54,8 @@ class Processes:
 
     def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
         parent_end, child_end = self.context.Pipe()
-        process = self.context.Process(target=_child, args=(child_end, body, args), daemon=True)
+        arguments = (dict(os.environ), _child, child_end, body, args)
+        process = self.context.Process(target=run_in_environment, args=arguments, daemon=True)
         process.start()
         child_end.close()
         self.running[parent_end] = rank, process
@@ -152,12 +168,49 @@ class Processes:
             process.join()
 
 
+_ORPHAN_S = 10.0  # how long a process may run on after the end of its parent process
+
+
+class _Lifeline:
+    """Ends the processes that this process forks, and those that they fork, as soon as this process has ended.
+
+    They have a pipe to which only this process holds the writing end, so its end, by SIGKILL too, closes the pipe. The
+    parent-death signal of prctl() would come when the thread that forked ends.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.register_at_fork(after_in_child=self._follow)
+
+    def _follow(self) -> None:
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+        threading.Thread(target=self._end_with_it, name="torchrpc.lifeline", daemon=True).start()
+
+    def _end_with_it(self) -> None:
+        os.read(self._reader, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_with_parent() -> None:
+    parent: Any = mp.parent_process()
+    multiprocessing.connection.wait([parent.sentinel])
+    time.sleep(_ORPHAN_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
     faulthandler.register(signal.SIGUSR1)
+    mp.current_process().daemon = False  # it may have child processes, such as those of a DataLoader
+    _Lifeline()
+    threading.Thread(target=_end_with_parent, name="torchrpc.parent", daemon=True).start()
     try:
         outcome = (False, body(connection, *args))
     except BaseException:
         outcome = (True, traceback.format_exc())
+    for process in mp.active_children():
+        process.terminate()
     connection.send(outcome)
     connection.close()
 

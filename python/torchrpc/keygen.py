@@ -1,9 +1,12 @@
 """`python -m torchrpc keygen`: makes the key of a group, and with it the identities of its workers."""
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
+
+from torchrpc._untrusted import read_key_file
 
 __all__ = ["main"]
 
@@ -22,6 +25,7 @@ example:
 
 MEMBER, CLIENT, OBSERVER = "member", "client", "observer"
 SECONDS_PER_DAY = 24 * 60 * 60
+MOST_DAYS = 36_500.0
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -58,12 +62,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--days", type=float, default=365.0, help="how long the identities are valid (default: 365)")
     parser.add_argument("--folder", type=Path, default=Path(), help="of the identity files (default: this one)")
     options = parser.parse_args(arguments)
+    if not (math.isfinite(options.days) and options.days <= MOST_DAYS):
+        sys.exit(f"--days is {options.days:g}: give {MOST_DAYS:g} at most.")
 
     if options.key.exists():
         try:
-            key = options.key.read_text()
-        except (OSError, UnicodeDecodeError) as exc:
-            sys.exit(f"{options.key} cannot be read: {exc}.")
+            key = read_key_file(options.key)
+        except OSError as exc:
+            sys.exit(f"{options.key} cannot be read: {exc.strerror}.")
+        except ValueError as exc:
+            sys.exit(f"{options.key} cannot be the key of a group: it {exc}.")
     else:
         key = _C._make_group_key()
         _write_private(options.key, key)
@@ -71,6 +79,8 @@ def main(arguments: list[str]) -> int:
         for name in names:
             try:
                 identity = _C._make_identity(key, name, [role], round(options.days * SECONDS_PER_DAY))
+            except TypeError:  # its text would show the key
+                sys.exit(f"a worker cannot have the name {name!a}.")
             except RuntimeError as exc:
                 sys.exit(f"{exc}.")
             _write_private(options.folder / f"{name}.identity", identity)

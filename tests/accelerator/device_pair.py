@@ -9,7 +9,6 @@ def test_it():  # runs as w0
 import importlib
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import device_group
 import isolated
 import sim
+from waiting import eventually
 
 HERE, THERE, SAME = "sim:0", "sim:1", "sim:2"
 MAPS = {
@@ -40,7 +40,6 @@ def in_process(function):
 
 
 def _run(file, name):
-    sim.load()
     sys.path.insert(0, str(Path(file).parent))
     body = getattr(importlib.import_module(Path(file).stem), name).body
     with device_group.group(getattr(body, "maps", MAPS), getattr(body, "others", {}), **getattr(body, "options", {})):
@@ -100,19 +99,13 @@ def metrics():
 def path(to="w1", device=HERE):
     """Return the path of tensors of the device to a worker, once both workers have agreed on it."""
     key = f"device.path.{to} {device}"
-    for _ in range(200):
+
+    def known_path():
         rpc.rpc_sync(to, torch.add, (torch.ones(2, device=device), 1))
-        if (found := metrics().get(key, "not known yet")) != "through host memory: not known yet":
-            return found
-        time.sleep(0.01)
-    raise AssertionError(metrics())
+        found = metrics().get(key, "not known yet")
+        return found != "through host memory: not known yet" and found
 
-
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, metrics()
-        time.sleep(0.01)
+    return eventually(known_path)
 
 
 def lent_bytes():

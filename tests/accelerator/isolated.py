@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrpc.testing import start_process
+
 sys.path.insert(0, str(Path(__file__).parent))
 import sim
 
@@ -30,20 +32,19 @@ LIMIT_S = 100
 def _serve(connection):
     """Run in the child process: call functions until the parent closes the connection."""
     sim.load()
-    modules = {}
     while True:
         try:
             path, name, args, kwargs = connection.recv()
         except EOFError:
             return
         try:
-            if path not in modules:
+            module = sys.modules.get(Path(path).stem)  # loaded by an earlier test, or to unpickle an argument
+            if getattr(module, "__file__", None) != path:
                 spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-                modules[path] = importlib.util.module_from_spec(spec)
-                sys.modules[spec.name] = modules[path]
-                spec.loader.exec_module(modules[path])
+                module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
             sim.take_conflicts()
-            getattr(modules[path], name).__wrapped__(*args, **kwargs)
+            getattr(module, name).__wrapped__(*args, **kwargs)
             for index in range(sim.device_count()):
                 sim.synchronize(index)
             connection.send(None)
@@ -54,8 +55,7 @@ def _serve(connection):
 def run_in_new_process(function, *args):
     """Run a function in a process of its own, which loads the devices itself and may be a worker of any group."""
     skip_unless_built()
-    process = mp.get_context("spawn").Process(target=function, args=args)
-    process.start()
+    process = start_process(function, *args)
     process.join(LIMIT_S)
     process.kill()
     assert process.exitcode == 0
@@ -67,10 +67,8 @@ class _Child:
 
     def call(self, *request):
         if self.process is None or not self.process.is_alive():
-            context = mp.get_context("spawn")
-            self.connection, theirs = context.Pipe()
-            self.process = context.Process(target=_serve, args=(theirs,))
-            self.process.start()
+            self.connection, theirs = mp.Pipe()
+            self.process = start_process(_serve, theirs)
             theirs.close()
             atexit.register(self.end)
         self.connection.send(request)

@@ -11,7 +11,8 @@ import signal
 import pytest
 import sim
 import torch
-from device_pair import HERE, lent_bytes, loans, loans_of, metrics, path, wait_until
+from device_pair import HERE, lent_bytes, loans, loans_of, metrics, path
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 
@@ -33,7 +34,7 @@ def the_caller_may_change_and_free_its_tensor_at_once(size):
         tensor.mul_(2)
     del tensor
     assert [future.wait() for future in futures] == [size * 2.0**i for i in range(4)]
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
 
 
 def without_memory_for_a_copy_a_tensor_travels_in_the_message(size):
@@ -59,9 +60,9 @@ def a_killed_receiver_leaves_nothing_lent(size):
     path()
     os.kill(rpc.rpc_sync("w1", os.getpid), signal.SIGSTOP)
     calls = [rpc.rpc_async("w1", sum_of, (torch.ones(size, device=HERE),)) for _ in range(3)]
-    wait_until(lambda: lent_bytes() == 3 * 4 * size)
+    eventually(lambda: lent_bytes() == 3 * 4 * size)
     multiprocessing.active_children()[0].kill()
     for call in calls:
         with pytest.raises(RuntimeError, match="w1"):
             call.wait()
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)

@@ -87,6 +87,7 @@ struct Block {
   c10::DeviceIndex device = 0;
   int stream = 0;  // on which it was allocated
   bool is_live = false;
+  bool is_borrowed = false;  ///< memory of another process; as with CUDA, it cannot be shared again
   std::vector<PastAccess> accesses;
   std::set<int> recorded_streams;
   std::vector<TaskId> needed_by;  // of a freed block: tasks of recorded streams
@@ -230,7 +231,7 @@ void runStream(Runtime& r, StreamState& stream) {
     auto task = std::move(stream.queue.front());
     stream.queue.pop_front();
     lock.unlock();
-    std::this_thread::sleep_until(task.not_before);
+    std::this_thread::sleep_until(task.not_before);  // the simulated device is slow
     execute(r, stream, task);
     complete(stream);
     lock.lock();
@@ -709,6 +710,7 @@ SharedMemory exportMemory(const void* pointer) {
   std::lock_guard lock(r.mutex);
   auto* block = findBlock(r, pointer);
   TORCH_CHECK(block, "no memory of a simulated device");
+  TORCH_CHECK(!block->is_borrowed, "memory of another process has no handle");
   std::ostringstream handle;
   // The number of a file is used again, but not its inode.
   struct stat file{};
@@ -739,6 +741,7 @@ OpenedBlock openMemory(c10::DeviceIndex device, const std::string& handle) {
   block->device = device;
   block->stream = indexOf(defaultStream(device));
   block->is_live = true;
+  block->is_borrowed = true;
   auto& r = runtime();
   std::lock_guard lock(r.mutex);
   auto* const opened = block.release();
@@ -902,6 +905,7 @@ void useHostLink(c10::DeviceIndex device, bool to_host, size_t bytes) {
   }
   static std::mutex links[16][2];
   std::lock_guard lock(links[device][to_host ? 1 : 0]);
+  // The simulated link is slow.
   std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_s));
 }
 
@@ -933,6 +937,7 @@ void failNextAllocations(c10::DeviceIndex device, int count) {
 void occupyStream(c10::Stream stream, double seconds) {
   enqueue(
       stream, "sleep", {},
+      // The work under test is slow.
       [seconds](const auto&) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); },
       /*is_late=*/false);
 }

@@ -50,7 +50,7 @@ class HangsInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        time.sleep(1000)
+        time.sleep(1000)  # the function under test hangs
         return grad
 
 
@@ -71,7 +71,7 @@ def parameter() -> torch.Tensor:
 
 class SlowSGD(torch.optim.SGD):
     def step(self, *args):
-        time.sleep(1000)
+        time.sleep(1000)  # the function under test hangs
 
 
 def times_two(rref, x: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def wait_for_release(worker: Worker) -> None:
     worker.wait_for_command("check")
     start = time.monotonic()
     while count_alive() + contexts() and time.monotonic() < start + 10:
-        time.sleep(0.05)
+        time.sleep(0.05)  # what is left after 10 s is reported
     worker.report("left", [count_alive(), contexts(), time.monotonic() - start])
     worker.rpc.shutdown(graceful=False)
 
@@ -225,7 +225,7 @@ def wait_for_release(worker: Worker) -> None:
 def released(run: Run, number: signal.Signals) -> str:
     first, victim = run.group(wait_for_release, hold)
     victim.expect("holding")
-    time.sleep(0.3)
+    time.sleep(0.3)  # until the other holds the values, too
     victim.send_signal(number)
     first.send_command("check")
     values, open_contexts, seconds = first.expect("left", within=15)
@@ -377,7 +377,7 @@ def cut_off(run: Run) -> str:
         victim = run.start(serve, 1, 3, prefix=enter[there], env={**env, **interface("vb")})
         third = run.start(serve, 2, 3, prefix=enter[here], env={**env, **interface("va")})
         first.expect("calling")
-        time.sleep(0.3)
+        time.sleep(0.3)  # until the call is under way
         ip(f"-n {here} link set va down")
         seen = named(first.expect("lost", within=STOPPED_LIMIT_S + 20), STOPPED_LIMIT_S, run.system)
         check(not first.expect("other")["type"], "the other workers cannot call each other")

@@ -24,7 +24,7 @@ def ends(run: Run, first_function, codes: tuple[int, ...], number: signal.Signal
     first.expect("last")
     start = time.monotonic()
     if number:
-        time.sleep(0.5)
+        time.sleep(0.5)  # until the process has begun to do what the case is about
         start = time.monotonic()
         first.send_signal(number)
     code = first.exit_code(within=LIMIT_S + 3)
@@ -40,7 +40,7 @@ def ends(run: Run, first_function, codes: tuple[int, ...], number: signal.Signal
 def call_self_and_end(worker: Worker) -> None:
     worker.init()
     worker.rpc.rpc_async("worker0", hang)
-    time.sleep(0.3)
+    time.sleep(0.3)  # until the function runs
     worker.report("last")
 
 
@@ -49,14 +49,14 @@ def call_self_briefly_and_end(worker: Worker) -> None:
     worker.init()
     for i in range(20):
         worker.rpc.rpc_async("worker0", hang, args=(0.5 + i / 10,))
-    time.sleep(0.3)
+    time.sleep(0.3)  # until the functions run
     worker.report("last")
 
 
 def call_peer_and_end(worker: Worker) -> None:
     worker.init()
     worker.futures = [worker.rpc.rpc_async("worker1", hang), worker.rpc.remote("worker1", hang)]
-    time.sleep(0.3)
+    time.sleep(0.3)  # until the functions run
     worker.report("last")
 
 
@@ -79,7 +79,7 @@ def exit_in_a_call(worker: Worker) -> None:
 def serve_and_end(worker: Worker) -> None:
     worker.init()
     worker.rpc.rpc_sync("worker1", call_back)
-    time.sleep(0.5)
+    time.sleep(0.5)  # the call back is served meanwhile
     worker.report("last")
 
 
@@ -145,7 +145,7 @@ class HangsInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        time.sleep(1000)
+        time.sleep(1000)  # the function under test hangs
         return grad
 
 
@@ -164,7 +164,7 @@ def in_backward(worker: Worker) -> None:
 
 class SlowSGD(torch.optim.SGD):
     def step(self, *args):
-        time.sleep(1000)
+        time.sleep(1000)  # the function under test hangs
 
 
 def parameter() -> torch.Tensor:
@@ -191,7 +191,7 @@ def in_shutdown_serving(worker: Worker) -> None:
     """A function of this worker still runs."""
     worker.init()
     worker.rpc.rpc_async("worker0", hang)
-    time.sleep(0.3)
+    time.sleep(0.3)  # until the function runs
     worker.report("last")
     worker.rpc.shutdown()
 

@@ -150,11 +150,9 @@ class Run:
     @property
     def port(self) -> int:
         if self._port is None:
-            import socket
+            from torchrpc.testing import free_port  # not by all processes of a case: some have torch's RPC only
 
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
-                self._port = listener.getsockname()[1]
+            self._port = free_port()
         return self._port
 
     def group(self, *functions: Callable, liveness: float = 2, **options: Any) -> list[Process]:

@@ -84,7 +84,7 @@ def queue_calls(worker: Worker) -> None:
 
 
 def take(payload: str, i: int) -> int:
-    time.sleep(0.00002)
+    time.sleep(0.00002)  # the function under test is slow
     return i
 
 

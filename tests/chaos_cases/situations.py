@@ -65,7 +65,7 @@ def stopped_caller(run: Run) -> str:
     first, second = run.group(stop_with_calls, serve, liveness=60)
     second.expect("ready")
     first.expect("called")
-    time.sleep(3)
+    time.sleep(3)  # the caller is stopped for that long while results arrive
     first.send_signal(signal.SIGCONT)
     right, more = first.expect("seen", within=60)
     second.send_command("end")
@@ -165,7 +165,7 @@ def first_call_without_descriptors(worker: Worker) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
     future = worker.rpc.rpc_async("worker1", value)
-    time.sleep(0.5)
+    time.sleep(0.5)  # the call fails to open a connection meanwhile
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     worker.outcome("seen", lambda: [future.wait().tolist(), worker.rpc.remote("worker1", value).to_here().tolist()])
     finish(worker)

@@ -172,7 +172,7 @@ class Load:
                 part()
             except Exception as error:
                 self.account.note_wrong(f"{part.__name__}: {type(error).__name__}: {error}")
-                time.sleep(0.1)
+                time.sleep(0.1)  # an error that persists does not fill the account
 
     def join(self, seconds: float) -> list[str]:
         """Return the parts that still run after that time."""
@@ -214,7 +214,7 @@ class Load:
             for rank in range(STEADY):
                 text = self.rpc.rpc_sync(f"worker{rank}", state)
                 print(f"--- worker{rank}, for a slow call of {self.worker.name}:\n{text}", file=sys.stderr, flush=True)
-        time.sleep(1)
+        time.sleep(1)  # the rate of the load
 
     def small(self) -> None:
         started = []
@@ -229,7 +229,7 @@ class Load:
                     self.account.note_wrong(f"small to {rank}: {error}")
         for number, rank, i, future in started:
             self.judge(number, "small", [rank], future.wait, i)
-        time.sleep(0.005)
+        time.sleep(0.005)  # the rate of the load
 
     def large(self) -> None:
         (rank,) = self.any_ranks(1)
@@ -237,7 +237,7 @@ class Load:
         self.attempt(
             "large", [rank], lambda: self.rpc.rpc_sync(f"worker{rank}", total, args=(tensor,)), float(tensor.numel())
         )
-        time.sleep(0.1)
+        time.sleep(0.1)  # the rate of the load
 
     def rrefs(self) -> None:
         owner, user = self.any_ranks(2)
@@ -248,7 +248,7 @@ class Load:
             return self.rpc.rpc_sync(f"worker{user}", number_of, args=(rref,))
 
         self.attempt("rref", [owner, user], act, number)
-        time.sleep(0.01)
+        time.sleep(0.01)  # the rate of the load
 
     def passes(self) -> None:
         first, second = self.any_ranks(2)
@@ -262,7 +262,7 @@ class Load:
                 return self.autograd.get_gradients(context)[x].tolist()
 
         self.attempt("pass", [first, second], act, [20.0, 20.0, 20.0])
-        time.sleep(0.02)
+        time.sleep(0.02)  # the rate of the load
 
     def optimize(self) -> None:
         """Ten steps on a parameter of a steady worker, each by one: the values are exact."""
@@ -279,12 +279,12 @@ class Load:
             return parameter.to_here().tolist()
 
         self.attempt("optimizer", [rank], act, [-10.0, -10.0])
-        time.sleep(0.2)
+        time.sleep(0.2)  # the rate of the load
 
     def forks(self) -> None:
         rank = (self.worker.rank + 1) % STEADY
         self.attempt("fork", [rank], lambda: self.rpc.rpc_sync(f"worker{rank}", fork_child), 0)
-        time.sleep(2)
+        time.sleep(2)  # the rate of the load
 
     def interrupt_a_wait(self) -> None:
         """On the main thread: a signal's handler raises while a future is waited for, which completes all the same."""
@@ -308,7 +308,7 @@ class Load:
         """For a moment no descriptor is free, so new connections fail, which are tried again."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files(), hard))
-        time.sleep(0.2)
+        time.sleep(0.2)  # new connections fail for that long
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -356,7 +356,7 @@ def steady(worker: Worker) -> None:
     gc.collect()
     end = time.monotonic() + 30
     while kept_state(worker) and time.monotonic() < end:
-        time.sleep(0.1)
+        time.sleep(0.1)  # what is left after 30 s is reported
         gc.collect()
     resources = {"files": open_files(), "threads": thread_count(), "memory": memory}
     worker.report("account", {**load.account.report(), "kept": kept_state(worker), **resources})
@@ -393,14 +393,14 @@ class Faults:
         fault = self.random.choice([self.kill, self.kill, self.stop_mortal, self.stop_steady, self.pause])
         self.count[fault.__name__] += 1
         fault()
-        time.sleep(self.random.uniform(0, 2))
+        time.sleep(self.random.uniform(0, 2))  # the rate of the faults
 
     def kill(self) -> None:
         rank = self.random.choice(list(self.mortal))
         self.mortal[rank].send_signal(signal.SIGKILL)
         self.mortal[rank].popen.wait()
         self.run.processes.remove(self.mortal[rank])
-        time.sleep(self.random.uniform(0, 1))
+        time.sleep(self.random.uniform(0, 1))  # others call the killed worker meanwhile
         self.mortal[rank] = self.run.start(mortal, rank, None, liveness=LIVENESS_S)
         self.mortal[rank].expect("ready", within=60)
 
@@ -413,12 +413,12 @@ class Faults:
         self.freeze(self.random.choice(self.steady), self.random.uniform(0.01, LIVENESS_S / 4))
 
     def pause(self) -> None:
-        time.sleep(1)
+        time.sleep(1)  # a time without a fault
 
     @staticmethod
     def freeze(process: Process, seconds: float) -> None:
         process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
+        time.sleep(seconds)  # the process is stopped for that long
         process.send_signal(signal.SIGCONT)
 
 

@@ -86,7 +86,10 @@ def group(
     system: str, size: int, url: str = "", dynamic: bool = False, env: dict[str, str] | None = None, **options: Any
 ) -> Iterator[tuple[list[Process], str]]:
     """Start the workers of a group; yields them and the URL of their rendezvous."""
-    url = url or f"tcp://localhost:{free_port()}"
+    if not url:
+        from torchrpc.testing import free_port  # not by all processes of a case: some have torch's RPC only
+
+        url = f"tcp://localhost:{free_port()}"
     members = [Process(env) for _ in range(size)]
     try:
         for rank, member in enumerate(members):
@@ -110,12 +113,6 @@ def _expect(answer: tuple[Any, str]) -> Any:
     value, failure = answer
     assert not failure, failure
     return value
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def listening() -> list[tuple[str, int]]:

@@ -79,7 +79,7 @@ def finish(worker: Worker) -> None:
 
 
 def hang(seconds: float = 1000) -> None:
-    time.sleep(seconds)
+    time.sleep(seconds)  # the function under test hangs
 
 
 def value() -> torch.Tensor:

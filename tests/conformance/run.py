@@ -191,6 +191,14 @@ def run(rpc_utils, tests, jobs, limit):
     return outcome
 
 
+def require_one_thread():
+    """End the program if it has threads: a test that is forked from it would not have them."""
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())]
+    if names:
+        sys.exit(f"the imports have started threads ({', '.join(names)}): tests cannot be forked from here")
+
+
 def main():
     parser = argparse.ArgumentParser(description="Run torch's own RPC test suite on torchrpc.")
     parser.add_argument("-k", metavar="REGEX", default="", help="only tests whose Suite.method it matches")
@@ -207,8 +215,7 @@ def main():
     if args.list:
         print("\n".join(map(str, tests)))
         return
-    if len(os.listdir("/proc/self/task")) > 1:
-        sys.exit("the imports have started threads: tests cannot be forked from here")
+    require_one_thread()
     limit = args.timeout + 20
     outcome = run(rpc_utils, [test for test in tests if str(test) not in ALONE], args.jobs, limit)
     for status, more in run(rpc_utils, [test for test in tests if str(test) in ALONE], 1, limit).items():

@@ -59,7 +59,7 @@ std::string callPythonAndFail(const Call& call, const std::string& name) {
   try {
     call.node.call(call.caller, python(name));
   } catch (const Error& e) {
-    return std::string(torchrpc::name(e.code())) + ": " + e.what();
+    return std::string(torchrpc::name(e.code())) + " (" + std::string(torchrpc::name(e.origin())) + "): " + e.what();
   }
   return "no error";
 }
@@ -214,7 +214,7 @@ int main(int argc, char** argv) {
     if (argc == 6) {
       std::printf("%s has joined\n", argv[1]);
       std::fflush(stdout);
-      std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(argv[5])));
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(argv[5])));  // the others call it meanwhile
     }
     node.shutdown(std::chrono::seconds(60));
   } catch (const Error& e) {

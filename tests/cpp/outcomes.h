@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared by the tests of all layers: the error that a function throws, and a wait for what other threads do.
+// Shared by the tests of all layers: the error that a function throws, and waits for what other threads do.
 
 #include <chrono>
 #include <thread>
@@ -28,6 +28,17 @@ bool eventually(Condition&& condition) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return false;
+}
+
+/// Whether a condition remains true for `duration`, which gives what would be wrong the time to happen.
+template <typename Condition>
+bool remains(Condition&& condition, std::chrono::milliseconds duration = std::chrono::milliseconds(50)) {
+  const auto end = std::chrono::steady_clock::now() + duration;
+  while (std::chrono::steady_clock::now() < end) {
+    if (!condition()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return condition();
 }
 
 }  // namespace torchrpc::test

@@ -1,4 +1,4 @@
-"""Classes and functions for the fuzzers of what Python reads. What an input may not call notes it in `touched`."""
+"""Classes and functions for the fuzzer of what Python reads. What an input may not call notes it in `touched`."""
 
 import dataclasses
 import enum
@@ -68,19 +68,51 @@ class Slotted:
 
 class WithState:
     def __setstate__(self, state):
-        self.state = state
+        touched.append("WithState.__setstate__")
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class OwnList(list):
+    def __init__(self, *args):
+        list.__init__(self, *args)
+        touched.append("OwnList()")
+
+    def extend(self, items):
+        touched.append("OwnList.extend")
+
+
+class OwnDict(dict):
+    def __setitem__(self, key, value):
+        touched.append("OwnDict[...] = ...")
+
+    def update(self, *args, **kwargs):
+        touched.append("OwnDict.update")
+
+
+class OwnStr(str):
+    def __new__(cls, *args):
+        touched.append("OwnStr()")
+        return str.__new__(cls, *args)
+
+
+class OwnError(Exception):
+    def __init__(self, *args):
+        touched.append("OwnError()")
 
 
 def listed(*args):
-    """May be called, and returns what the worker shares."""
-    return SHARED
+    touched.append("listed")
 
 
 SHARED = Listed("shared")
-LISTED = (Listed, Slotted, WithState, Color, listed)
+LISTED = (Listed, Slotted, WithState, Color, Access, OwnList, OwnDict, OwnStr, OwnError, listed)
 
 
-# --- For plain_objects.py, which registers them ---
+# --- Registered by the fuzzer ---
 
 
 class Registered:

@@ -1,26 +1,34 @@
 #!/usr/bin/env python3
-"""Fuzzes what workers with `pickle="off"` read: the plain data of a message, and the objects that they stand for.
+"""Fuzzes what workers with `allowed_functions` or `pickle="off"` read: values with objects.
 
-It makes the bytes of values by their structure (wire/value_codec.h, torchrpc/rpc/_plain_objects.py), with names of
-registered and listed classes and of what an attacker would call, and changes bytes. Whatever arrives, nothing but the
-constructors of registered and listed classes may run; a value ends with a value or an Error of torchrpc, or with an
+It makes the bytes of values by their structure (PROTOCOL.md, "Values with objects"), with names of registered and
+listed classes and of what an attacker would call, and changes bytes. Whatever arrives, nothing but the constructors of
+registered and listed dataclasses and NamedTuples may run; a value ends with a value or an Error of torchrpc, or with an
 exception of such a class.
 
 --seed and --executions choose the run; a finding prints the bytes and the way to read them again (--read HEX).
 """
 
+import collections
+import datetime
+import decimal
+import fractions
 import random
 import struct
 import sys
+import typing
+import uuid
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import canaries
+import numpy as np
+import torch
 import watching
 from watching import ALLOWED
 
 from torchrpc import _C, rpc
-from torchrpc.rpc._plain_objects import _RESTORE, restore_call, restore_result
+from torchrpc.rpc._values import plain_objects
 
 for registered in (canaries.Registered, canaries.Pair, canaries.Frozen):
     rpc.register_data_class(registered)
@@ -29,9 +37,20 @@ _DATA = "Registered Pair Frozen Listed Color"
 _OTHERS = "Slotted WithState listed Unlisted Unlisted.make Impostor unlisted Listed.method"
 _FIELDS = "value watched first second left right state method __class__ __dict__ __init__ _fields RED BLUE"
 NAMES = [f"canaries.{name}" for name in 4 * _DATA.split() + _OTHERS.split()]
-NAMES += ["builtins.int", "builtins.Exception", "enum.Enum", *watching.DANGEROUS.split()]
+NAMES += [f"canaries.{name}" for name in ["OwnList", "OwnDict", "OwnStr", "Access", "OwnError"] * 2]
+NAMES += ["builtins.int", "builtins.Exception", "builtins.SyntaxError", "enum.Enum", *watching.DANGEROUS.split()]
+NAMES += [f"collections.{name}" for name in ["OrderedDict", "deque", "Counter", "defaultdict"]]
 FIELDS = _FIELDS.split()
-TEXTS = [*FIELDS, *_RESTORE, "", "0x1f", "-0x" + "f" * 40, "cpu", "cuda:7", "é", "worker1"]
+KINDS = [*plain_objects._makers, *plain_objects._MAKERS_OF_CLASSES]
+ENDS = ["1e9", "-1.5", "nan", "/a/b", "torch.strided", "NoneType", "Ellipsis"]
+ENDS += ["<f4", "|b1", "<U3", ">i8", "<M8[s]", "|O", "S", "U3", "a"]
+TEXTS = [*FIELDS, *ENDS, "", "0x1f", "-0x" + "f" * 40, "cpu", "cuda:7", "é", "worker1"]
+TENSORS = [
+    torch.zeros(2),
+    torch.zeros(3, dtype=torch.uint8),
+    torch.ones(2, 2, dtype=torch.int8),
+    torch.eye(2).to_sparse(),
+]
 
 
 class Value:
@@ -56,7 +75,7 @@ class Value:
 
     def value(self, depth: int = 0) -> None:
         rng = self.rng
-        kind = rng.randrange(9 if depth > 5 else 20)
+        kind = rng.randrange(9 if depth > 5 else 24)
         if kind < 3:
             self.put(kind)
         elif kind == 3:
@@ -79,8 +98,14 @@ class Value:
             self.many(10, rng.randrange(3), depth)
         elif kind == 14:
             self.struct(depth)
+        elif kind == 15:
+            self.many(rng.choice((23, 24)), rng.randrange(4), depth)
+        elif kind == 16:
+            self.put(21, "I", rng.randrange(6))
+        elif kind == 17:
+            self.text(rng.choice(("0x1f", "-0xff", "0x" + "f" * 60, "1", "z", "")), tag=22)
         else:
-            self.restorable(depth)
+            self.object(depth)
 
     def many(self, tag: int, count: int, depth: int) -> None:
         self.put(tag, "I", count)
@@ -104,28 +129,69 @@ class Value:
             self.bytes += struct.pack("<H", len(name)) + name.encode()
             self.value(depth + 1)
 
-    def restorable(self, depth: int) -> None:
-        """A tuple that begins with the letter of what it stands for."""
-        letter = self.rng.choice("tsfiSwgeeooooo")
-        names = {"g": 2, "e": 2, "o": 2}.get(letter, 0)
-        more = {"e": 1, "o": 1, "i": 1, "w": 2}.get(letter, self.rng.randrange(4) if not names else 0)
-        self.put(10, "I", 1 + names + more)
-        self.text(letter)
-        if names:
-            self.name()
-        if letter == "o":
-            self.fields(depth)
-        elif letter == "e":
-            self.text(self.rng.choice(("RED", "BLUE", "value")))
-        else:
-            for _ in range(more):
-                self.value(depth + 1)
+    def object(self, depth: int) -> None:
+        """Kind and parts of an object; the parts are those of the kind most of the time."""
+        rng = self.rng
+        kind = rng.choice((*KINDS, *("object", "member", "flags", "exception", "global", "array") * 4))
+        at = len(self.bytes)
+        count = 0
 
-    def call(self) -> bytes:
-        self.put(9, "I", 2)
-        self.many(9, self.rng.randrange(4), 0)
-        self.fields(0)
-        return bytes(self.bytes)
+        def part(write: "typing.Callable[[], None]") -> None:
+            nonlocal count
+            write()
+            count += 1
+
+        if kind in plain_objects._MAKERS_OF_CLASSES and kind not in ("constant", "ScriptFunction"):
+            module, _, name = rng.choice(NAMES).rpartition(".")
+            part(lambda: self.text(module))
+            part(lambda: self.text(name))
+        if kind == "object":
+            part(lambda: self.fields(depth))
+            contents = rng.choice(([], [9], [11], [5], [0, 11], [0, 9], [10], [23]))
+            for tag in contents:
+                part(lambda tag=tag: self.contents(tag, depth))
+        elif kind == "exception":
+            part(lambda: self.many(10, rng.randrange(3), depth))
+            part(lambda: self.fields(depth))
+            part(lambda: self.fields(depth))
+        elif kind == "member":
+            part(lambda: self.text(rng.choice(("RED", "BLUE", "value"))))
+        elif kind == "array":
+            part(lambda: self.text(rng.choice(ENDS)))
+            part(lambda: self.many(10, rng.randrange(3), 9))
+            part(lambda: self.put(rng.choice((1, 2))))
+            part(lambda: self.contents(rng.choice((7, 8)), depth))
+        elif kind in plain_objects._makers and (kinds := plain_objects._makers[kind].kinds) is not None:
+            for each in kinds:
+                tag = {int: 3, str: 6, bytes: 7, torch.Tensor: 8, torch.dtype: 13, tuple: 10, bool: 1}.get(each)
+                part(lambda tag=tag: self.contents(tag, depth) if tag and rng.random() < 0.9 else self.value(depth + 1))
+        elif kind != "global":
+            for _ in range(rng.choice((1, 1, 2, 3, 4, 5, 6, 9))):
+                part(lambda: self.contents(rng.choice((3, 3, 6, 8)), depth))
+        head = struct.pack("<BH", 20, len(kind)) + kind.encode() + struct.pack("<I", count)
+        self.bytes[at:at] = head
+
+    def contents(self, tag: int, depth: int) -> None:
+        """A value that has that tag."""
+        rng = self.rng
+        if tag in (0, 1, 2):
+            self.put(tag)
+        elif tag == 3:
+            self.put(3, "q", rng.choice((0, 1, 2, 3, 30, 2026, -1, 2**62)))
+        elif tag in (5, 6):
+            self.text(rng.choice(TEXTS))
+        elif tag == 7:
+            data = rng.randbytes(rng.choice((0, 1, 4, 8, 24)))
+            self.put(7, "Q", len(data))
+            self.bytes += data
+        elif tag == 8:
+            self.put(8, "I", rng.randrange(5))
+        elif tag == 13:
+            self.put(13, "B", rng.randrange(30))
+        elif tag == 11:
+            self.fields(depth)
+        else:
+            self.many(tag, rng.randrange(4), depth)
 
     def result(self) -> bytes:
         self.value()
@@ -138,7 +204,7 @@ def changed(data: bytes, rng: random.Random) -> bytes:
         at = rng.randrange(len(out))
         change = rng.randrange(4)
         if change == 0:
-            out[at] = rng.randrange(21)  # a tag
+            out[at] = rng.randrange(26)  # a tag
         elif change == 1:
             out[at] = rng.randrange(256)
         elif change == 2:
@@ -149,19 +215,34 @@ def changed(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def make(rng: random.Random, corpus: list[bytes]) -> tuple[bytes, bool]:
-    is_call = rng.random() < 0.3
-    fresh = Value(rng)
-    data = changed(rng.choice(corpus), rng) if rng.random() < 0.4 else fresh.call() if is_call else fresh.result()
-    return (changed(data, rng) if rng.random() < 0.05 else data), is_call
+def make(rng: random.Random, corpus: list[bytes]) -> bytes:
+    data = changed(rng.choice(corpus), rng) if rng.random() < 0.4 else Value(rng).result()
+    return changed(data, rng) if rng.random() < 0.05 else data
 
 
-def read(data: bytes, is_call: bool) -> str:
-    restore = restore_call if is_call else restore_result
-    allowed = ALLOWED if len(data) % 2 else None  # a caller reads results without a list
-    return watching.outcome_of(lambda: restore(_C._decode_plain(data), allowed), may_raise=b"canaries" in data)
+def read(data: bytes) -> str:
+    allowed = ALLOWED if len(data) % 2 else None  # a worker with pickle="off" may have no list
+    return watching.outcome_of(lambda: _C._decode_objects(data, allowed, TENSORS), may_raise=b"canaries" in data)
+
+
+def samples() -> list[bytes]:
+    """Values that are allowed."""
+    values = [
+        {"a": [1, 2.5, None], (1, 2): {3, 4}},
+        canaries.Listed([1, 2]),
+        [canaries.Color.RED, canaries.Access.READ | canaries.Access.WRITE],
+        [fractions.Fraction(1, 3), decimal.Decimal("1.5"), uuid.UUID(int=5), datetime.datetime(2026, 1, 1)],
+        collections.OrderedDict(a=collections.deque([1, 2], 3)),
+        [collections.defaultdict(list, a=[1]), canaries.OwnList([1]), canaries.OwnDict(a=1), canaries.OwnStr("a")],
+        [torch.float32, torch.device("cpu"), torch.Size([1, 2]), torch.strided, ..., int],
+        [Path("a/b"), range(3), slice(1, 2), bytearray(b"x"), frozenset({1}), complex(1, 2), 2**100],
+        [np.arange(3), np.float32(1), np.dtype("i4"), np.array(["a", "b"])],
+        [ValueError("a"), canaries.OwnError("b"), datetime.timezone.utc, datetime.timedelta(1)],
+    ]
+    canaries.touched.clear()
+    return [_C._encode_objects(value, None) for value in values]
 
 
 if __name__ == "__main__":
-    samples = [bytes((0,)), *(Value(random.Random(seed)).result() for seed in range(30))]
-    sys.exit(watching.main(__doc__, "objects", samples, make, read))
+    corpus = [bytes((0,)), *samples(), *(Value(random.Random(seed)).result() for seed in range(30))]
+    sys.exit(watching.main(__doc__, "objects", corpus, make, read))

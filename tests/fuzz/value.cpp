@@ -27,7 +27,11 @@ const std::vector<c10::TypePtr>& types() {
       c10::OptionalType::create(c10::ListType::ofFloats()),
       c10::DictType::create(c10::StringType::get(), c10::TensorType::get()),
       c10::TupleType::create({c10::IntType::get(), c10::StringType::get()}),
-      c10::AnyType::get()};
+      c10::AnyType::get(),
+      c10::ScalarTypeType::get(),
+      c10::LayoutType::get(),
+      c10::OptionalType::create(c10::ListType::create(c10::MemoryFormatType::get())),
+      c10::ListType::create(c10::OptionalType::create(c10::SymIntType::get()))};
   return all;
 }
 

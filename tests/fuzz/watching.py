@@ -1,4 +1,4 @@
-"""For the fuzzers of what Python reads: watches what is called meanwhile.
+"""For the fuzzer of what Python reads: watches what is called meanwhile.
 
 An audit hook watches what the interpreter of Python does, canaries note calls, and the classes and objects that the
 worker shares must stay as they are.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 import canaries
 import torch
 
-from torchrpc.rpc._allow_list import resolve
 from torchrpc.rpc._errors import RpcError
+from torchrpc.rpc._security.allow_list import resolve
 
 # What an attacker would have called.
 DANGEROUS = """
@@ -25,9 +25,10 @@ DANGEROUS = """
     torch.load torch.save torch.serialization._get_layout torch.utils.cpp_extension.load_inline builtins.type
     builtins.object builtins.super builtins.property builtins.map builtins.filter builtins.print builtins.input
     collections.abc.Callable copyreg._reconstructor copyreg.__newobj__ copy._reconstruct weakref.finalize
-    torchrpc.rpc._pickler._function torchrpc.rpc.api.rpc_sync torchrpc.rpc.internal.PythonUDF antigravity.fly this.s
+    torchrpc.rpc._values.pickler._function torchrpc.rpc.api.rpc_sync torchrpc.rpc.internal.PythonUDF
+    antigravity.fly this.s
 """
-# What Python must not do while it reads a pickle. Others are events of the reading itself.
+# What Python must not do while it reads a value. Others are events of the reading itself.
 _FORBIDDEN = """
     exec compile open import code.__new__ function.__new__ object.__setattr__ object.__delattr__ marshal. os. ctypes.
     subprocess. socket. shutil. pty. glob. tempfile. webbrowser. urllib. sqlite3. mmap. sys.addaudithook sys.setprofile
@@ -54,12 +55,15 @@ class _AllowList:
     def entry_for(self, name: str) -> str:
         return name if name in self.names else ""
 
+    def record_run(self, name: str) -> None:
+        pass
+
 
 ALLOWED = _AllowList()
 
 
 def shared_state() -> list:
-    """What a pickle must leave as it is."""
+    """What a value must leave as it is."""
     classes = [each for each in canaries.LISTED if isinstance(each, type)]
     shared = [vars(canaries.SHARED), vars(canaries.Color.RED), sys.modules.keys(), vars(canaries).keys()]
     return [*(dict(vars(each)) for each in classes), *(list(each) for each in shared), vars(canaries.SHARED).copy()]
@@ -86,10 +90,10 @@ def main(
     description: str,
     what: str,
     corpus: list[bytes],
-    make: Callable[[random.Random, list[bytes]], tuple[bytes, bool]],
-    read: Callable[[bytes, bool], str],
+    make: Callable[[random.Random, list[bytes]], bytes],
+    read: Callable[[bytes], str],
 ) -> int:
-    """Make inputs and read them, as calls and as results, until one shows a fault. Return the exit code."""
+    """Make inputs and read them until one shows a fault. Return the exit code."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executions", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
@@ -98,20 +102,20 @@ def main(
     options = parser.parse_args()
     sys.addaudithook(watch)
     for data in corpus:  # so that what is imported late is imported
-        read(data, False)
+        read(data)
     events.clear()
     before = shared_state()
     if options.read:
         data = bytes.fromhex(options.read)
-        print([read(data, is_call) for is_call in (False, True)], events, canaries.touched, shared_state() == before)
+        print(read(data), events, canaries.touched, shared_state() == before)
         return 0
     rng = random.Random(options.seed)
     ends: collections.Counter[str] = collections.Counter()
     end = time.monotonic() + options.seconds
     done = 0
     while done < options.executions and time.monotonic() < end:
-        data, is_call = make(rng, corpus)
-        result = read(data, is_call)
+        data = make(rng, corpus)
+        result = read(data)
         done += 1
         ends[result.partition(":")[0]] += 1
         if result == "a value" and len(corpus) < 5000:

@@ -11,13 +11,15 @@ import argparse
 import multiprocessing as mp
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import free_port
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from waiting import eventually
 
 # Name -> environment, options.
 WAYS = {
@@ -80,17 +82,14 @@ def check(device, in_place):
     """Run all checks; return the path of the tensors."""
     path = f"device.path.w1 {device}:0"
     rpc.rpc_sync("w1", echo, (torch.ones(2, device=device),))
-    while "not known yet" in metric(path):
-        time.sleep(0.01)
+    eventually(lambda: "not known yet" not in metric(path))
     for _ in range(3):
         check_values(device)
     if not in_place:
         check_changes(device)
     assert int(metric("device.loans")) >= 3, "large tensors were not lent"
-    end = time.monotonic() + 20
-    while metric("device.lent_bytes") != "0" or rpc.rpc_sync("w1", metric, ("device.lent_bytes",)) != "0":
-        assert time.monotonic() < end, "memory stayed lent"
-        time.sleep(0.01)
+    for metric_of in (metric, lambda key: rpc.rpc_sync("w1", metric, (key,))):
+        eventually(lambda metric_of=metric_of: metric_of("device.lent_bytes") == "0")  # no memory stays lent
     return metric(path)
 
 

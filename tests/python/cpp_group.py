@@ -174,14 +174,17 @@ def values_of_each_type_cross(cpp):
         "expected a Point, but got a unknown", lambda: rpc.rpc_sync(cpp, cpp_function("same.point"), args=(Unknown(),))
     )
     raises("Point.x: expected a number", lambda: rpc.rpc_sync(cpp, cpp_function("same.point"), args=(Point("1", 2.0),)))
-    raises("argument 0: expected", lambda: rpc.rpc_sync(cpp, cpp_function("same.bytes"), args=("text",)))
+    raises(
+        "argument 0 (std::vector<std::byte>): expected bytes",
+        lambda: rpc.rpc_sync(cpp, cpp_function("same.bytes"), args=("text",)),
+    )
 
 
 def errors_name_what_is_wrong(cpp):
     call = lambda name, *args: rpc.rpc_sync(cpp, cpp_function(name), args=args)  # noqa: E731
     raises("it failed on purpose", lambda: call("failOnPurpose"))
     raises("takes 2 arguments, the call has 1", lambda: call("scale", torch.ones(1)))
-    raises("argument 1: expected a number", lambda: call("scale", torch.ones(1), "two"))
+    raises("argument 1 (double): expected a number, but got a string", lambda: call("scale", torch.ones(1), "two"))
     raises("no C++ function named nothing", lambda: call("nothing"))
     raises("argument 0 of the C++ function echo, a Unsendable, cannot be sent", lambda: call("echo", Unsendable()))
     raises(f"{cpp} is a C++ program without Python", lambda: rpc.rpc_sync(cpp, add, args=(1, 2)))
@@ -225,6 +228,14 @@ def cpp_calls_methods_of_python(cpp):
     failing = lambda name: rpc.rpc_sync(cpp, cpp_function("callMethodAndFail"), args=(mine, name))  # noqa: E731
     assert failing("nothing").startswith("function: ") and "has no attribute 'nothing'" in failing("nothing")
     assert "value is not a method" in failing("value")
+
+
+def errors_have_codes_in_cpp(cpp):
+    failing = lambda name: rpc.rpc_sync(cpp, cpp_function("callPythonAndFail"), args=(name,))  # noqa: E731
+    for module, name in ((__name__, "lacking"), ("no_such_module", "f"), (f"{__name__}:Total", "lacking")):
+        text = failing(f"{module}.{name}")
+        assert text.startswith("no such function (request): ") and name in text, text
+    assert failing(f"{__name__}.fail").startswith("user exception (function): ")
 
 
 def errors_have_types(cpp):
@@ -322,6 +333,7 @@ CHECKS = [
     objects_stay_in_cpp,
     cpp_calls_python,
     cpp_calls_methods_of_python,
+    errors_have_codes_in_cpp,
     errors_have_types,
     rrefs_pass_both_ways,
     named_objects_cross,

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import traceback
 
+from torchrpc.testing import start_process
+
 LIMIT_S = 60
 
 
@@ -32,11 +34,8 @@ class WorkerProcess:
     """One process; `begin` starts a function in it, `result` waits for that, `run` does both."""
 
     def __init__(self, environment):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torchrpc.testing._preload"])
-        self.connection, child_end = context.Pipe()
-        self.process = context.Process(target=_run, args=(child_end, environment), daemon=True)
-        self.process.start()
+        self.connection, child_end = multiprocessing.Pipe()
+        self.process = start_process(_run, child_end, environment, daemon=True)
         child_end.close()
 
     @property
@@ -81,6 +80,7 @@ class Members:
         self.size, self.url, self.options = size, url, options
         self.environment = {"TORCHRPC_INIT_TIMEOUT": str(LIMIT_S)}
         self.workers = {}
+        self.prepared = {}
         self.all = []
 
     def __enter__(self):
@@ -93,10 +93,19 @@ class Members:
     def __getitem__(self, rank):
         return self.workers[rank]
 
-    def begin(self, rank, **options):
-        """Start a process that joins as the worker of that rank."""
+    def prepare(self, rank):
+        """Start a process that begin() lets join later, at once: the others wait only so long for a lost worker."""
         worker = WorkerProcess({**self.environment, "RANK": str(rank)})
         self.all.append(worker)
+        worker.run(load)
+        self.prepared[rank] = worker
+
+    def begin(self, rank, **options):
+        """Start a process that joins as the worker of that rank, or take the prepared one."""
+        worker = self.prepared.pop(rank, None)
+        if worker is None:
+            worker = WorkerProcess({**self.environment, "RANK": str(rank)})
+            self.all.append(worker)
         self.workers[rank] = worker
         worker.begin(join, rank, self.size, self.url, {**self.options, **options})
         return worker
@@ -113,6 +122,12 @@ class Members:
         for worker in workers:
             worker.begin(function, *args)
         return [worker.result() for worker in workers]
+
+
+def load():
+    import torchrpc.rpc as rpc
+
+    assert rpc.__all__  # loads the extension
 
 
 def join(rank, size, url, options):

@@ -59,14 +59,16 @@ class Hosts:
     def address6(number):
         return f"fd77::{number + 1}"
 
-    def start(self, number, *command, env=None, **options):
-        """Start Python on a host; `env` are more variables, `options` those of Popen."""
+    def start(self, number, *command, env=None, prefix=(), **options):
+        """Start Python on a host; `env` are more variables, `options` those of Popen. `prefix` is a command that gets
+        Python's command line as its arguments and runs it.
+        """
         clean = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
         source = str(Path(__file__).parents[2] / "python")
         clean["PYTHONPATH"] = os.pathsep.join(filter(None, [source, clean.get("PYTHONPATH")]))
         clean |= {"TORCHRPC_INIT_TIMEOUT": "50", "OMP_NUM_THREADS": "1", **(env or {})}
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, **options}
-        return self.spawn(number, sys.executable, *command, env=clean, **options)
+        return self.spawn(number, *prefix, sys.executable, *command, env=clean, **options)
 
     def spawn(self, number, *command, **options):
         """Start any program on a host; `options` are those of Popen."""

@@ -84,7 +84,7 @@ def circle(left_s=None):
             threads=[
                 thread(1000 + 100 * i, name="python", python=[frame("main", 90)]),
                 thread(
-                    tid, python=[frame("rpc_sync", 9, "/venv/torchrpc/rpc/_calls.py"), frame("pull", 17 + i)],
+                    tid, python=[frame("rpc_sync", 9, "/venv/torchrpc/rpc/_calls/sending.py"), frame("pull", 17 + i)],
                     waits=waits(own, callee), serves=[(caller, served)],
                 ),
             ],

@@ -8,12 +8,12 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from waiting import eventually
 
 from torchrpc.launch import ray as launcher
 
@@ -43,8 +43,7 @@ def main(folder, *options):
     with launcher.start(
         parameter_server.main, 3, args=[list(options)], strategy="STRICT_SPREAD", environment=variables
     ) as group:
-        while not checkpoint.exists() or torch.load(checkpoint)["step"] < 25:
-            time.sleep(0.1)
+        eventually(lambda: checkpoint.exists() and torch.load(checkpoint)["step"] >= 25, 200)
         os.kill(process_of(2, folder), signal.SIGKILL)
         raylet = parent_of(process_of(0, folder))
         (node,) = (each for each in nodes if raylet in (info[0].process.pid for info in each.all_processes.values()))

@@ -1,24 +1,25 @@
-"""Workers with `allowed_functions`: only listed functions run, and pickles build only listed types and plain data."""
+"""Workers with `allowed_functions`: only listed functions run, and only objects of listed classes are made."""
 
 import builtins
 import collections
 import enum
+import ipaddress
 import os
-import pickle
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
 import torchrpc.rpc as rpc
+from torchrpc import _C, cpp_function
 from torchrpc import autograd as dist_autograd
-from torchrpc import cpp_function
 from torchrpc.nn import RemoteModule
 from torchrpc.optim import DistributedOptimizer
-from torchrpc.rpc import NotAllowedError
-from torchrpc.rpc._allow_list import find_allowed, resolve
-from torchrpc.rpc._exceptions import _rebuild_exception
+from torchrpc.rpc import NotAllowedError, rref_proxy
+from torchrpc.rpc._security.allow_list import find_allowed, resolve
+from torchrpc.rpc._values.exceptions import _rebuild_exception
 from torchrpc.testing import workers
 
 REFUSED = r"worker1 does not let others run or send {}: its allowed_functions do not have it"
@@ -65,6 +66,12 @@ def raises_linked_errors():
     raise error
 
 
+def raises_os_error():
+    error = FileNotFoundError(2, "text", "file")
+    error.more = {"set": {1}}
+    raise error
+
+
 def raises_group():
     raise builtins.ExceptionGroup("two", [KeyError("a"), OwnError("b")])
 
@@ -81,10 +88,10 @@ def catch_from(worker, function):
 
 
 def rebuild_with_evil_links():
-    """Runs on worker1: a detail whose links are a pickle that calls a function."""
-    detail = b"L" + pickle.dumps((b"", [Evil("/nowhere/evil")]))
+    """Runs on worker1: a detail whose links are objects of a class that is not listed."""
+    detail = _C._encode_objects((b"", [_Hidden()], 0, 0), None)
     error = _rebuild_exception("text", detail, "worker0")
-    assert "only plain data" in str(error)
+    assert "does not let others run or send" in str(error)
     return type(error).__name__
 
 
@@ -111,6 +118,14 @@ class Counter:
 
     def _secret(self):
         return "secret"
+
+    @property
+    def adder(self):
+        return self.add
+
+
+class _Hidden(Counter):
+    pass
 
 
 class Unlisted(Counter):
@@ -149,6 +164,7 @@ ALLOWED = [
     raises_own_error,
     raises_linked_errors,
     raises_group,
+    raises_os_error,
     catch_from,
     rebuild_with_evil_links,
     loses_a_worker,
@@ -198,20 +214,20 @@ def test_operators_script_functions_and_cpp_functions_are_refused_unless_listed(
 
 def test_pickles_that_call_functions_are_refused_before_the_call(group, tmp_path):
     trace = tmp_path / "trace"
-    refused(echo, Evil(trace), name=r"posix\.system")
-    refused(echo, [{"deep": (Evil(trace),)}], name=r"posix\.system")
+    for value, where in ((Evil(trace), "argument 0"), ([{"deep": (Evil(trace),)}], r"argument 0\[0\]\['deep'\]\[0\]")):
+        with pytest.raises(rpc.SerializationError, match=rf"{where} \(Evil\).* class with its own __reduce__"):
+            rpc.rpc_sync("worker1", echo, args=(value,))
     assert not trace.exists()
 
 
 def test_code_and_script_modules_are_refused(group):
     for function, args, what in (
-        (lambda: 1, (), "lambdas and nested functions"),
-        (echo, (lambda: 1,), "lambdas and nested functions"),
-        (echo, (torch.jit.script(torch.nn.Linear(1, 1)),), "script modules"),
+        (lambda: 1, (), "lambdas, nested functions and bound methods have no name there"),
+        (echo, (lambda: 1,), "Lambdas and nested functions have none, and code is not sent"),
+        (echo, (torch.jit.script(torch.nn.Linear(1, 1)),), "is code, which is not sent"),
     ):
-        with pytest.raises(NotAllowedError, match=f"worker1 does not let others send {what}") as raised:
+        with pytest.raises(rpc.SerializationError, match=what):
             rpc.rpc_sync("worker1", function, args=args)
-        assert "_pickler._" not in str(raised.value).split("Traceback")[0], "the remedy must not be a hole"
     refused(echo, script_triple, name=r"__torch__\..*script_triple")
 
 
@@ -287,6 +303,46 @@ def look_up(module, name):
     find_allowed(module, name)
 
 
+def call_method(rref, name, *args):
+    """Calls a method of which a proxy has an attribute of its own."""
+    return rpc.rpc_sync(rref.owner(), rref_proxy._call_method, args=(rref, name, args, {}))
+
+
+def make_hidden():
+    return _Hidden()
+
+
+def _private():
+    return "private"
+
+
+@pytest.mark.parametrize("prefix", ["*", "Counter*", "Counter.*"])
+def test_a_prefix_opens_no_names_with_an_underscore(prefix):
+    here = double.__module__
+    with workers(2, allowed_functions=[f"{here}.{prefix}", Counter, make_hidden, look_up]):
+        counter = rpc.remote("worker1", Counter, args=(5,))
+        attributes = (("__getattribute__", "value"), ("__setattr__", "value", 1), ("__init__", 7), ("__sizeof__",))
+        for method, *args in (*attributes, ("_secret",), ("__reduce_ex__", 4), ("__class__",)):
+            with pytest.raises(NotAllowedError, match=REFUSED.format(rf".*Counter\.{method}")) as failure:
+                call_method(counter, method, *args)
+            assert method == "_secret" or "[..." not in str(failure.value)
+        assert counter.rpc_sync().add(1) == 6
+        hidden = rpc.remote("worker1", make_hidden)
+        with pytest.raises(NotAllowedError):
+            hidden.rpc_sync().add(1)
+        for name in ("_private", "_Hidden", "_Hidden.add", "Counter.__init__", "Counter._secret"):
+            refused(look_up, here, name, name=rf"{here}\.{name}")
+    with workers(2, allowed_functions=[Counter, f"{here}.Counter._secret", f"{here}.Counter.__sizeof__"]):
+        counter = rpc.remote("worker1", Counter)
+        assert counter.rpc_sync()._secret() == "secret" and call_method(counter, "__sizeof__") > 0
+
+
+def test_a_proxy_runs_no_property(group):
+    counter = rpc.remote("worker1", Counter)
+    with pytest.raises(NotAllowedError, match=REFUSED.format(r".*Counter\.adder")):
+        counter.rpc_sync().adder(1)
+
+
 def test_a_prefix_allows_names_that_a_package_defines_but_not_its_imports():
     here = double.__module__
     with workers(2, allowed_functions=[f"{here}.*", "aten::*"]):
@@ -297,25 +353,32 @@ def test_a_prefix_allows_names_that_a_package_defines_but_not_its_imports():
             refused(look_up, here, name, name=rf"{here}\.{name}")
 
 
-def test_builtin_exceptions_keep_their_type_and_others_become_runtime_errors(group):
+def test_builtin_exceptions_keep_their_type_and_others_become_remote_exceptions(group):
     with pytest.raises(TypeError, match="unsupported operand"):
         rpc.rpc_sync("worker1", double, args=(None,))
-    with pytest.raises(RuntimeError, match="mine"):
+    with pytest.raises(rpc.RemoteException, match="mine"):
         rpc.rpc_sync("worker1", raises_own_error)
+
+
+def test_exceptions_keep_their_arguments_and_attributes(group):
+    with pytest.raises(FileNotFoundError) as raised:
+        rpc.rpc_sync("worker1", raises_os_error)
+    error = raised.value
+    assert (error.errno, error.filename, error.more) == (2, "file", {"set": {1}})
 
 
 def test_the_types_of_causes_and_members_follow_the_same_rules(group):
     """worker1 rebuilds what worker0 raises, and says which types it got."""
     types = rpc.rpc_sync("worker1", catch_from, args=("worker0", "raises_linked_errors"))
-    assert types == ["ValueError", "KeyError", "RuntimeError", "RuntimeError"]
+    assert types == ["ValueError", "KeyError", "RemoteException", "RemoteException"]
     if sys.version_info >= (3, 11):
         types = rpc.rpc_sync("worker1", catch_from, args=("worker0", "raises_group"))
-        assert types == ["ExceptionGroup", "KeyError", "RuntimeError"]
+        assert types == ["ExceptionGroup", "KeyError", "RemoteException"]
     assert not Reduced.calls
 
 
 def test_links_are_plain_data(group):
-    assert rpc.rpc_sync("worker1", rebuild_with_evil_links) == "RuntimeError"
+    assert rpc.rpc_sync("worker1", rebuild_with_evil_links) == "RemoteException"
 
 
 def test_torchrpcs_exceptions_keep_their_type(group):
@@ -364,8 +427,8 @@ def test_an_entry_that_would_allow_everything_is_refused(tmp_path):
     "entry",
     [
         *(
-            "torchrpc.rpc._pickler._function",
-            "torchrpc.rpc._pickler._fill_function",
+            "torchrpc.rpc._values.pickler._function",
+            "torchrpc.rpc._values.pickler._fill_function",
             "torchrpc.rpc.internal.deserialize",
         ),
         *(
@@ -379,6 +442,11 @@ def test_an_entry_that_would_allow_everything_is_refused(tmp_path):
         ),
         *("builtins.eval", "builtins.exec", "marshal.loads", "pickle.loads", "_pickle.loads", "types.FunctionType"),
         *("importlib.import_module", "operator.attrgetter", "_operator.attrgetter", f"{__name__}.builtins.eval"),
+        *("torch.storage._load_from_bytes", "torch.storage.*", "torch.serialization.*", "torch.load", "torch.utils.*"),
+        *("timeit.timeit", "timeit.*", "os.*", "os.system", "posix.system", "pdb.*", "pdb.run", "subprocess.run"),
+        *(f"{__name__}.subprocess.run", f"{__name__}.os.system", "json.*", "collections.*", "numpy.*", "n*"),
+        *("numpy._core.numeric._frombuffer", "numpy.frombuffer", "numpy.dtype", "numpy.ndarray", "numpy.load"),
+        *("torch._utils._rebuild_tensor_v2", "collections._tuplegetter", "torch.nn.functional._canonical_mask"),
     ],
 )
 def test_an_entry_that_allows_everything_is_refused(entry):
@@ -394,8 +462,10 @@ def test_an_entry_that_can_never_match_is_refused(entry):
 
 
 def test_an_entry_with_another_name_matches_what_it_names():
-    assert resolve(["os.system"]) == ["os.system", "posix.system"]
+    assert resolve(["os.getpid"]) == ["os.getpid", "posix.getpid"]
+    assert resolve(["operator.add"]) == ["operator.add", "_operator.add"]
     assert resolve(["torch.add"]) == ["torch.add", "aten::add"]
+    assert resolve(["torch.manual_seed"]) == ["torch.manual_seed", "torch.random.manual_seed"]
     assert resolve(["torchrpc.rpc.rpc_sync"]) == ["torchrpc.rpc.rpc_sync", "torchrpc.rpc.api.rpc_sync"]
     unchanged = [
         "aten::*",
@@ -404,6 +474,8 @@ def test_an_entry_with_another_name_matches_what_it_names():
         "no_such_package.module.f",
         "__main__.later",
         "collections.Counter",
+        "torch.nn.*",
+        "math.*",
     ]
     assert resolve(unchanged) == unchanged
 
@@ -422,3 +494,22 @@ def test_init_rpc_refuses_and_resolves(tmp_path):
         assert "allowed_functions=[..." not in str(raised.value)
     finally:
         rpc.shutdown()
+
+
+def test_a_function_that_torch_has_written_in_python_can_be_listed():
+    with workers(2, allowed_functions=["torch.manual_seed", "torch.initial_seed", torch.einsum]):
+        rpc.remote("worker1", torch.random.manual_seed, args=(7,))._get_future().wait()
+        assert rpc.rpc_sync("worker1", torch.initial_seed) == 7
+        assert rpc.rpc_sync("worker1", torch.einsum, args=("i->", torch.ones(3))).item() == 3
+
+
+def test_refusals_suggest_no_names_of_other_packages(group):
+    for value in (subprocess.run, pytest.raises, ipaddress.ip_address("::1"), types.SimpleNamespace(a=1), os.environ):
+        with pytest.raises((NotAllowedError, rpc.SerializationError)) as failure:
+            rpc.rpc_sync("worker1", echo, args=(value,))
+        assert "[..." not in str(failure.value).split("Traceback")[0]
+    with pytest.raises(NotAllowedError) as refusal:
+        rpc.rpc_sync("worker1", torch.mul, args=(torch.ones(1), 1))
+    assert "among them" not in str(refusal.value)
+    with pytest.raises(NotAllowedError, match=r"allowed_functions=\[\.\.\., '.*triple'\]"):
+        rpc.rpc_sync("worker1", triple, args=(1,))

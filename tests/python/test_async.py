@@ -47,7 +47,7 @@ def no_future():
 
 
 def sleep(seconds):
-    time.sleep(seconds)
+    time.sleep(seconds)  # the function under test is slow
     return seconds
 
 
@@ -176,7 +176,7 @@ def test_the_event_loop_runs_while_a_call_is_awaited():
         call = asyncio.ensure_future(rpc.rpc_async("worker1", sleep, (0.2,)))
         while not call.done():
             ticks += 1
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the loop serves another task during the call
         return ticks
 
     assert asyncio.run(main()) > 2
@@ -195,29 +195,30 @@ def test_await_raises_the_error_of_the_call():
     asyncio.run(main())
 
 
-def test_a_cancelled_wait_affects_neither_the_call_nor_the_event_loop():
+def test_a_cancelled_wait_for_a_shielded_call_affects_neither_the_call_nor_the_event_loop():
     async def main():
         future = rpc.rpc_async("worker1", sleep, (0.1,))
+        call = asyncio.ensure_future(future)
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(future, 0.01)
+            await asyncio.wait_for(asyncio.shield(call), 0.01)
         assert not future.done()
-        return await future
+        return await call
 
     assert asyncio.run(main()) == 0.1
 
 
 def test_an_event_loop_may_close_before_the_call_ends():
-    future = None
-
     async def main():
-        nonlocal future
         future = rpc.rpc_async("worker1", sleep, (0.1,))
         waiting = asyncio.ensure_future(future)
-        await asyncio.sleep(0)
-        waiting.cancel()
+        await asyncio.sleep(0)  # lets `waiting` begin to wait
+        return future, waiting
 
-    asyncio.run(main())
+    loop = asyncio.new_event_loop()
+    future, waiting = loop.run_until_complete(main())
+    loop.close()
     assert future.wait() == 0.1
+    assert not waiting.done()
 
 
 def test_event_loops_of_several_threads_can_await():

@@ -1,5 +1,6 @@
 """The audit log: what a worker has served and refused, for whom."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -29,6 +30,15 @@ def unlisted():
     return None
 
 
+@dataclasses.dataclass
+class Order:
+    owner: str
+
+
+def owner_of(value):
+    return value.owner
+
+
 @rpc.functions.async_execution
 def later(value):
     return rpc.rpc_async("worker0", length, args=(value,))
@@ -51,7 +61,7 @@ def lines_of(path):
 
 
 def from_worker0(path):
-    return [event for event in lines_of(path) if (event["worker"], event["caller"]) == ("worker1", "worker0")]
+    return [event for event in lines_of(path) if (event["worker"], event["caller"]) == ("worker1", "unproved: worker0")]
 
 
 def served(path, name):
@@ -100,6 +110,14 @@ def test_what_a_list_or_a_quota_refuses_is_recorded_as_refused(tmp_path):
     assert len(served(path, "length")) == 1
 
 
+def test_what_runs_while_arguments_are_read_is_in_the_line_of_the_call(tmp_path):
+    path = tmp_path / "audit.log"
+    with workers(2, audit_log=path, allowed_functions=[owner_of, Order]):
+        assert rpc.rpc_sync("worker1", owner_of, args=(Order("me"),)) == "me"
+        assert rpc.rpc_sync("worker1", owner_of, args=(Order("you"),)) == "you"
+    assert [call["also_ran"] for call in served(path, "owner_of")] == [["test_audit_log.Order"]] * 2
+
+
 def test_a_function_gets_a_dict_for_each_event():
     with workers(2, audit_log=record):
         rpc.rpc_sync("worker1", length, args=("abc",))
@@ -130,7 +148,7 @@ def test_a_logger_gets_lines_of_json():
         with workers(2, audit_log=logger):
             rpc.rpc_sync("worker1", call_worker0, args=(length, "abc"))
         (event,) = [e for e in map(json.loads, handler.lines) if e.get("function", "").endswith("length")]
-        assert (event["worker"], event["caller"]) == ("worker0", "worker1")
+        assert (event["worker"], event["caller"]) == ("worker0", "unproved: worker1")
     finally:
         logger.removeHandler(handler)
 
@@ -144,7 +162,7 @@ def test_a_function_that_raises_costs_its_events_only():
 
 
 def slow(event):
-    time.sleep(0.01)
+    time.sleep(0.01)  # the function under test is slow
 
 
 def test_a_slow_function_does_not_hold_up_calls():

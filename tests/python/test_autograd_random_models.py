@@ -5,12 +5,13 @@ One interpreter, `run`, executes it; `Local` and `Distributed` implement calls, 
 another worker receives is a copy, so `Local` clones it.
 """
 
+import logging
 import random
-import time
 from typing import NamedTuple
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -240,8 +241,8 @@ class Local:
         self.messages = []  # for each message with tensors that require grad, the grad_fns of the received copies
 
     def cross(self, values):
-        with torch.enable_grad():  # a tensor that is sent twice in a message arrives as one tensor
-            clones = {id(value): value.clone() for value in values if isinstance(value, torch.Tensor)}
+        # A tensor that is sent twice in a message arrives as one tensor. With grad disabled no message is recorded.
+        clones = {id(value): value.clone() for value in values if isinstance(value, torch.Tensor)}
         copies = [clones.get(id(value), value) for value in values]
         made = [copy.grad_fn for copy in copies if isinstance(copy, torch.Tensor) and copy.requires_grad]
         if made:
@@ -399,7 +400,9 @@ def left_behind():
     return {name: int(count) for name, count in counts.items() if int(count)}
 
 
-def test_gradients_of_random_models_equal_those_in_one_process():
+def test_gradients_of_random_models_equal_those_in_one_process(monkeypatch):
+    # pytest would keep the records of functions that raised, with their frames, which have RRefs.
+    monkeypatch.setattr(logging.getLogger("torchrpc.calls"), "disabled", True)
     before = [rpc.rpc_sync(f"worker{worker}", left_behind) for worker in range(4)]
     ways = {"smart": 0, "fast": 0, "error": 0}
     seed = 0
@@ -415,6 +418,4 @@ def test_gradients_of_random_models_equal_those_in_one_process():
 
     for worker in range(4):
         rpc.rpc_sync(f"worker{worker}", uninstall)
-    deadline = time.monotonic() + 10
-    while (left := [rpc.rpc_sync(f"worker{worker}", left_behind) for worker in range(4)]) != before:
-        assert time.monotonic() < deadline, left
+    eventually(lambda: [rpc.rpc_sync(f"worker{worker}", left_behind) for worker in range(4)] == before)

@@ -50,6 +50,19 @@ def register(monkeypatch):
     assert not left, "an agent was left behind"
 
 
+class BareAgent(rpc.RpcAgent):
+    def get_worker_info(self, name="bare"):
+        return rpc.WorkerInfo(name, 7)
+
+
+def test_the_base_of_agents_calls_the_methods_of_the_agent_or_says_that_it_has_none():
+    agent = BareAgent()
+    assert rpc.RpcAgent.get_worker_info(agent, name="other").name == "other"
+    assert agent.get_worker_info().id == 7
+    with pytest.raises(NotImplementedError, match="the agent of this backend, a BareAgent, has no join"):
+        agent.join(shutdown=True)
+
+
 @pytest.fixture
 def url(tmp_path):
     return f"file://{tmp_path}/store"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -49,8 +48,7 @@ def served_here():
 
 def result_when(path, as_tensor):
     global served
-    while not os.path.exists(path):
-        time.sleep(0.01)
+    eventually(lambda: os.path.exists(path))
     served += 1
     return torch.zeros(MIB, dtype=torch.uint8) if as_tensor else bytes(MIB)
 
@@ -67,8 +65,7 @@ def send_tensors(count, path):
 
 
 def numel_when(path, tensor):
-    while not os.path.exists(path):
-        time.sleep(0.01)
+    eventually(lambda: os.path.exists(path))
     return tensor.numel()
 
 

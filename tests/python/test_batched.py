@@ -10,7 +10,7 @@ import torch
 
 import torchrpc
 import torchrpc.rpc as rpc
-from torchrpc.rpc import _batching
+from torchrpc.rpc._calls import batching
 from torchrpc.testing import workers
 
 LONG = 30.0  # seconds; longer than a test waits
@@ -176,7 +176,7 @@ class Agent:
     def act(self, states):
         self.running += 1
         self.most = max(self.most, self.running)
-        time.sleep(0.001)
+        time.sleep(0.001)  # the function under test is slow
         self.running -= 1
         return [(state, len(states)) for state in states]
 
@@ -194,7 +194,7 @@ def test_one_invocation_runs_at_a_time():
 
 
 def test_an_unused_object_and_its_thread_are_released(monkeypatch):
-    monkeypatch.setattr(_batching, "_IDLE_S", 0.0)
+    monkeypatch.setattr(batching, "_IDLE_S", 0.0)
     before = threading.enumerate()
     agent = Agent(1)
     answer = agent.act(1)
@@ -210,7 +210,7 @@ def test_an_unused_object_and_its_thread_are_released(monkeypatch):
 
 
 def test_the_thread_ends_when_idle_and_a_call_starts_another(monkeypatch):
-    monkeypatch.setattr(_batching, "_IDLE_S", 0.0)
+    monkeypatch.setattr(batching, "_IDLE_S", 0.0)
     recorder = Recorder(max_batch=1)
     assert [recorder.call(x).wait() for x in range(100)] == list(range(1, 101))
 

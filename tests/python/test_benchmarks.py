@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 COMPARE = Path(__file__).resolve().parents[2] / "benchmarks" / "compare"
 
@@ -44,6 +45,15 @@ def test_a_failing_system_is_reported_and_the_others_continue(compare):
     assert "| failed " in output
     assert "failed: a Python function, nothing in or out: broken: worker" in output
     assert re.search(r" [\d.]+ (µs|ms) +\| failed ", output)
+
+
+def test_the_picture_of_the_site_shows_six_rows_of_the_present_tables(tmp_path):
+    script, shown = COMPARE / "site_picture.py", COMPARE.parents[1] / "docs" / "benchmarks.png"
+    subprocess.run([sys.executable, script, tmp_path / "new.png"], check=True, timeout=100)
+    new, old = Image.open(tmp_path / "new.png"), Image.open(shown)
+    assert old.text["Description"] == new.text["Description"], "run python benchmarks/compare/site_picture.py"
+    assert old.text["Description"].count(";") == 5
+    assert old.size == new.size and old.width == 800  # a site shows it 400 pixels wide
 
 
 def test_every_row_is_named(compare):

@@ -169,6 +169,14 @@ def test_operators_accept_defaults_keywords_and_lists():
     assert torch.equal(first, x[:2]) and torch.equal(second, x[2:])
 
 
+@pytest.mark.parametrize("function", [torch.ops.aten.add, torch.ops.aten.add.Tensor], ids=["packet", "overload"])
+def test_objects_of_torch_ops_run_and_arrive(function):
+    x = torch.rand(3)
+    assert torch.equal(rpc.rpc_sync("worker1", function, args=(x, x)), x + x)
+    assert torch.equal(rpc.remote("worker1", function, args=(x, x)).to_here(), x + x)
+    assert rpc.rpc_sync("worker1", identity, args=(function,)) is function
+
+
 def test_an_operator_with_wrong_arguments_is_refused_by_the_caller():
     with pytest.raises(RuntimeError, match="Overloaded torch operator invoked from Python failed to match any schema"):
         rpc.rpc_sync("worker1", torch.add, args=())
@@ -406,3 +414,20 @@ def test_an_argument_that_cannot_be_sent_is_named(api):
 def test_functions_of_the_extension_can_be_sent():
     assert rpc.rpc_sync("worker1", rpc.get_rpc_timeout) == rpc.get_rpc_timeout()
     assert pickle.loads(pickle.dumps(rpc.get_rpc_timeout)) is rpc.get_rpc_timeout
+
+
+@pytest.mark.parametrize("number", [-5, -1, 100, 120, 127, 256])
+def test_a_dtype_a_layout_or_a_memory_format_that_torch_does_not_have_is_named(number):
+    for function, args, name in (
+        (torch.ones, ([2],), "dtype"),
+        (torch.zeros, ([2],), "layout"),
+        (torch.clone, (torch.ones(2),), "memory_format"),
+        (torch.sum, (torch.ones(2),), "dtype"),
+    ):
+        words = rf"argument '{name}' of aten::{function.__name__}: there is no \w+ with the number {number}"
+        for to in ("worker0", "worker1"):
+            with pytest.raises(RuntimeError, match=words):
+                rpc.rpc_sync(to, function, args, {name: number})
+            with pytest.raises(RuntimeError, match=words):
+                rpc.remote(to, function, args, {name: number}).to_here()
+    assert rpc.rpc_sync("worker1", torch.ones, ([2],), {"dtype": torch.float16}).dtype == torch.float16

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_transports import without_ucx
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -34,7 +35,6 @@ from device_pair import (
     options,
     others,
     path,
-    wait_until,
 )
 from lending import doubled, sum_of
 
@@ -63,7 +63,7 @@ def test_arguments_and_results_are_whole():
         assert result.cpu().equal(2 * numbers(device="cpu"))
     assert loans() == before + 3
     assert loans_of("w1") == before_there + 3
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", lent_bytes) == 0
 
 
@@ -183,7 +183,7 @@ def test_shared_tensors_are_read_where_they_cannot_be_mapped():
     assert path().startswith("through host memory")
     tensor = torch.ones(LARGE, device=HERE)
     rpc.rpc_sync("w1", keep, (tensor,))
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert int(metrics()["device.copied_tensors"]) == 0
     tensor.fill_(2)
     assert rpc.rpc_sync("w1", kept_sum) == LARGE
@@ -220,8 +220,8 @@ def test_nothing_stays_lent_when_calls_fail():
     with pytest.raises(RuntimeError, match=r"w0 could not put the tensors of a message from w1 on sim:0.*memory"):
         rpc.rpc_sync("w1", numbers, (LARGE, THERE))
     sim.fail_next_allocations(0, 0)
-    wait_until(lambda: lent_bytes() == 0)
-    wait_until(lambda: rpc.rpc_sync("w1", lent_bytes) == 0)
+    eventually(lambda: lent_bytes() == 0)
+    eventually(lambda: rpc.rpc_sync("w1", lent_bytes) == 0)
     assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),)) == LARGE
 
 
@@ -255,7 +255,7 @@ def test_a_tensor_beyond_the_limit_of_messages_is_refused():
         rpc.rpc_sync("w1", sum_of, (torch.ones(5 * CHUNK, device=HERE),))
     with pytest.raises(RuntimeError, match="larger than the 16777216 allowed"):
         rpc.rpc_sync("w1", numbers, (5 * CHUNK, THERE))
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),)) == LARGE
 
 
@@ -272,7 +272,7 @@ def result_with_interrupted_reading(interrupt):
     def wait():
         executed = sim.executed_tasks(1)
         while sim.executed_tasks(1) < executed + 3:
-            time.sleep(0.0001)
+            time.sleep(0.0001)  # looks often, so that it interrupts amid the chunks
         interrupt()
 
     result = numbers(64 * CHUNK, THERE)
@@ -295,7 +295,7 @@ def test_a_lender_that_dies_while_it_is_read_is_reported():
     with pytest.raises(RuntimeError, match="w1"):
         rpc.rpc_sync("w1", die_when_read)
     assert time.monotonic() - begun < 20
-    wait_until(lambda: sim.memory_allocated(0) == allocated)
+    eventually(lambda: sim.memory_allocated(0) == allocated)
 
 
 def stop_when_read():
@@ -312,7 +312,7 @@ def test_the_time_out_of_a_call_ends_its_reading():
         rpc.rpc_sync("w1", stop_when_read, timeout=4)
     assert 3.5 < time.monotonic() - begun < 10
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: rpc.rpc_sync("w1", lent_bytes) == 0)
+    eventually(lambda: rpc.rpc_sync("w1", lent_bytes) == 0)
     assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),)) == LARGE
 
 
@@ -382,11 +382,11 @@ def test_rrefs_and_gradients_are_read_in_chunks():
         assert gradient.device == leaf.device
         assert gradient.cpu().eq(3).all()
     assert (loans(), loans_of("w1")) == (before[0] + 3, before[1] + 3)
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
 
 
 def sum_slowly(tensor):
-    time.sleep(0.02)
+    time.sleep(0.02)  # the function under test is slow
     return sum_of(tensor)
 
 
@@ -399,8 +399,9 @@ def test_waiting_calls_do_not_fill_the_device():
     futures = [rpc.rpc_async("w1", sum_slowly, (tensor,)) for _ in range(60)]
     assert [future.wait() for future in futures] == [LARGE] * 60
     peak = rpc.rpc_sync("w1", torch.accelerator.max_memory_allocated, (1,))
-    assert 100 << 20 < peak < 340 << 20  # 256 MiB, and what runs; all together would be 720 MiB
-    wait_until(lambda: lent_bytes() == 0)
+    # At most 256 MiB, and what runs; all together would be 720 MiB. How many wait depends on the speed of the caller.
+    assert 2 * tensor.nbytes < peak < 340 << 20
+    eventually(lambda: lent_bytes() == 0)
 
 
 @in_process
@@ -430,4 +431,4 @@ def test_both_directions_at_once():
     for thread in threads:
         thread.join()
     assert results == [True] * 12
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)

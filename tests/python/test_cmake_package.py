@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from doc_pages import blocks
 
 import torchrpc
+from torchrpc.testing import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(torchrpc.cmake_prefix_path)
@@ -41,12 +41,6 @@ def configure(source, build, *arguments, prefix=PACKAGE, **options):
     return cmake("-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", *arguments, **options)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def libraries(program):
     return subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
 
@@ -70,13 +64,40 @@ def test_the_project_on_the_page_builds_and_two_processes_run(consumer):
     cmake("--build", consumer / "build")
     program = consumer / "build/example"
     assert_without_python(program)
-    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     second = subprocess.Popen([program, "b"], env=clean_environment(**here, RANK="1"))
     first = subprocess.run(
         [program, "a"], env=clean_environment(**here, RANK="0"), capture_output=True, text=True, timeout=60
     )
     assert first.stdout == COMMANDS.rsplit("# ", 1)[1], first.stderr
     assert second.wait(60) == 0
+
+
+def flags(*arguments):
+    if not shutil.which("pkg-config"):
+        pytest.skip("pkg-config is not installed")
+    environment = clean_environment(PKG_CONFIG_PATH=str(PACKAGE / "lib/pkgconfig"))
+    found = subprocess.run(
+        ["pkg-config", *arguments, "torchrpc"], capture_output=True, text=True, env=environment, check=True
+    )
+    return found.stdout.split()
+
+
+@pytest.mark.timeout(400)
+def test_a_program_is_built_with_the_flags_of_pkg_config(consumer):
+    command = ["c++", "-std=c++20", consumer / "example.cpp", "-o", consumer / "example", *flags("--cflags", "--libs")]
+    subprocess.run(command, check=True, timeout=300)
+    assert_without_python(consumer / "example")
+    assert flags("--modversion") == [torchrpc.__version__]
+
+
+def test_the_package_has_the_suppressions_for_thread_sanitizer():
+    installed = PACKAGE / "share/torchrpc/tsan.supp"
+    assert installed.read_text() == (ROOT / "tests/tsan.supp").read_text()
+    assert (
+        f"$(python -c 'import torchrpc; print(torchrpc.cmake_prefix_path)')/{installed.relative_to(PACKAGE)}"
+        in (ROOT / "docs/cpp.md").read_text()
+    )
 
 
 def test_another_torch_is_refused_with_both_versions(consumer, tmp_path):
@@ -136,7 +157,11 @@ def test_the_cpp_parameter_server_learns_the_digits_without_python(tutorials, di
     program = tutorials / "parameter_server"
     assert_without_python(program)
     run = subprocess.run(
-        [program, digits, "2", "10", free_port()], capture_output=True, text=True, timeout=100, env=clean_environment()
+        [program, digits, "2", "10", str(free_port())],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=clean_environment(),
     )
     assert run.returncode == 0, run.stderr
     assert_both_trainers_learned(run.stdout)

@@ -11,6 +11,8 @@ import torch
 from doc_pages import blocks
 from torch.utils.cpp_extension import include_paths
 
+pytestmark = pytest.mark.lint
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -70,6 +72,7 @@ def test_the_links_to_the_reference_lead_to_its_pages(tmp_path, monkeypatch, has
 PAGES = sorted((ROOT / "docs/cpp").glob("*.md"))
 PRELUDE = """
 #include <ATen/ATen.h>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -87,7 +90,8 @@ using namespace std::chrono_literals;
 def test_the_snippets_compile(tmp_path):
     """All pages are one program, so a name may be on one page only."""
     source = PRELUDE
-    for page in [*PAGES, ROOT / "docs/devices.md", ROOT / "docs/named_objects.md"]:
+    others = [ROOT / "docs" / f"{name}.md" for name in ("cpp_futures", "devices", "named_objects")]
+    for page in [*PAGES, *others]:
         for block in blocks(page):
             if block.language == "cpp":
                 source += f'#line {block.line} "{page}"\n{block.code}'
@@ -108,6 +112,12 @@ def test_the_snippets_compile(tmp_path):
 def test_each_topic_is_linked():
     listed = re.findall(r"\]\(cpp/(\w+)\.md\)", (ROOT / "docs/cpp.md").read_text())
     assert sorted(set(listed)) == [page.stem for page in PAGES]
+
+
+def test_each_header_is_in_the_table_of_headers():
+    rows = re.findall(r"^\| (`torchrpc/.*?) \|", (ROOT / "docs/cpp.md").read_text(), re.M)
+    listed = [header for row in rows for header in re.findall(r"`torchrpc/(\w+\.h)`", row)]
+    assert sorted(listed) == sorted(header.name for header in (ROOT / "include/torchrpc").glob("*.h"))
 
 
 def test_the_page_on_errors_has_every_code():

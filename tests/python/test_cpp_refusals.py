@@ -47,6 +47,21 @@ def test_each_refusal_says_what_to_do(messages):
     assert "values of this type cannot be sent: specialise torchrpc::ValueTraits<T> for it" in messages
 
 
+@pytest.mark.parametrize(
+    ("sentence", "times"),
+    [
+        ("a parameter of a registered function is a value or a const reference", 1),
+        ("only a function, a member function, or an object with one operator() that is no template", 2),
+        ("values of this type can be sent, but not received: receive a std::string instead of a pointer", 2),
+        ("only time points of std::chrono::system_clock can be sent", 1),
+        ("a method is called by an RRef to a std::shared_ptr of its class, or of a class derived from that", 1),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_one_sentence(messages, sentence, times):
+    refusals = [line for line in messages.splitlines() if f"error: static assertion failed: {sentence}" in line]
+    assert len(refusals) >= times, messages[:4000]
+
+
 def test_a_bool_is_no_rank(messages):
     line = next(number for number, text in enumerate(SOURCE.read_text().splitlines(), 1) if "node.call(true" in text)
     assert re.search(rf"conversions\.cpp:{line}:\d+: error", messages)

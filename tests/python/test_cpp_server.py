@@ -4,11 +4,13 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from test_cmake_package import assert_without_python, clean_environment, cmake, configure, free_port
+from waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "tutorials/cpp_server"
@@ -28,7 +30,7 @@ class Group:
         self.programs = programs
         self.environment = clean_environment(
             MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=free_port(),
+            MASTER_PORT=str(free_port()),
             WORLD_SIZE="3",
             TORCHRPC_SECRET=SECRET,
             OMP_NUM_THREADS="1",
@@ -122,3 +124,22 @@ def test_the_image_has_all_sources_and_the_same_build():
 
 def test_the_server_is_short():
     assert len((SOURCE / "server.cpp").read_text().splitlines()) <= 100
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_the_server_ends_by_a_signal_before_its_group_has_formed(group, sent):
+    server = group.start("server")
+    health = f"http://{group.environment['HEALTH_ADDRESS']}/healthz"
+
+    def health_code():
+        try:
+            return urllib.request.urlopen(health, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:  # it does not listen yet
+            return None
+
+    assert eventually(health_code) == 503  # its node waits for the other workers
+    server.send_signal(sent)
+    server.wait(10)
+    assert "search serves" not in output_of(server)

@@ -356,6 +356,39 @@ def test_errors_of_the_optimizer_class_are_raised_at_the_client():
         optimizer.step(context_id)
 
 
+def make_parameter():
+    return torch.nn.Parameter(torch.ones(2))
+
+
+def times_three(rref):
+    return rref.local_value() * 3
+
+
+def test_a_program_can_make_its_own_optimizer_of_the_parts_of_torchs():
+    owners = ["worker1", "worker2"]
+    parameters = [rpc.remote(owner, make_parameter) for owner in owners]
+    optimizers = torchrpc_optim._wait_for_all(
+        rpc.rpc_async(owner, torchrpc_optim._new_local_optimizer, (torch.optim.SGD, [parameter]), {"lr": 0.5})
+        for owner, parameter in zip(owners, parameters, strict=True)
+    )
+    with dist_autograd.context() as context:
+        products = [rpc.rpc_sync(each.owner(), times_three, (each,)) for each in parameters]
+        dist_autograd.backward(context, [sum(products).sum()])
+        torchrpc_optim._wait_for_all(
+            rpc.rpc_async(each.owner(), torchrpc_optim._local_optimizer_step, (each, context)) for each in optimizers
+        )
+    assert [each.to_here().tolist() for each in parameters] == [[-0.5, -0.5]] * 2
+
+
+def test_a_wait_for_all_raises_after_all_have_ended():
+    failed, later = torch.futures.Future(), torch.futures.Future()
+    failed.set_exception(ValueError("no"))
+    later.set_result(1)
+    with pytest.raises(ValueError, match="no"):
+        torchrpc_optim._wait_for_all([failed, later])
+    assert torchrpc_optim._wait_for_all([later]) == [1]
+
+
 def test_importing_the_package_does_not_load_the_extension(run_python):
     run_python("-c", "import torchrpc.optim, sys; assert 'torchrpc._C' not in sys.modules")
     assert torchrpc_optim.__all__ == ["DistributedOptimizer"]

@@ -1,7 +1,9 @@
 """The documentation is right: its Python blocks and examples run, its commands and names exist."""
 
 import doctest
+import functools
 import importlib
+import logging
 import re
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 from doc_pages import blocks, run_fragments
 
 from torchrpc import testing
+from torchrpc.__main__ import INSPECTING, USAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -50,8 +53,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", WITH_FRAGMENTS, ids=name)
-def test_the_fragments_of_a_page_run(folder, tmp_path, monkeypatch, page):
+def test_the_fragments_of_a_page_run(folder, tmp_path, monkeypatch, request, page):
     monkeypatch.chdir(tmp_path)
+    logger = logging.getLogger("torchrpc")
+    request.addfinalizer(functools.partial(logger.setLevel, logger.level))  # the page about the log changes it
     run_fragments(page, "page_" + page.stem, folder)
 
 
@@ -68,7 +73,8 @@ def test_a_program_on_a_page_runs(run_python, tmp_path, block):
 # --- Examples in docstrings ---
 
 WITH_EXAMPLES = """
-    autograd launch nn.remote_module optim.distributed profiler rpc._calls rpc.functions rpc._batching rpc._waiting
+    autograd launch nn.remote_module optim.distributed profiler rpc.functions
+    rpc._calls.sending rpc._calls.batching rpc._calls.waiting
 """
 PRELUDE = """
 import torch
@@ -138,6 +144,37 @@ def test_files_and_options_of_a_command_exist(command):
             assert not {option for option in options_of(command) - {"help"} if f'"--{option}' not in source}
 
 
+# Names of upstream's module that programs seldom use.
+UPSTREAMS = """
+    torchrpc.autograd.DistAutogradContext torchrpc.rpc.AllGatherStates torchrpc.rpc.Backend torchrpc.rpc.BackendType
+    torchrpc.rpc.BackendValue torchrpc.rpc.PyRRef torchrpc.rpc.RemoteProfilerManager torchrpc.rpc.RpcAgent
+    torchrpc.rpc.RpcBackendOptions torchrpc.rpc.TensorPipeAgent torchrpc.rpc.api torchrpc.rpc.backend_registry
+    torchrpc.rpc.constants torchrpc.rpc.construct_rpc_backend_options torchrpc.rpc.enable_gil_profiling
+    torchrpc.rpc.functions torchrpc.rpc.init_backend torchrpc.rpc.internal torchrpc.rpc.options torchrpc.rpc.rref_proxy
+    torchrpc.rpc.server_process_global_profiler
+"""
+
+
+def test_each_public_name_is_on_a_page_of_the_api():
+    pages = [*(ROOT / "docs/api").glob("*.md"), ROOT / "docs/exceptions.md"]
+    text = "\n".join(page.read_text() for page in pages)
+    written = set(re.findall(r"[\w.]+", text))
+    names = (ROOT / "tests/python/public_names.txt").read_text().split()
+    # A name of torchrpc.rpc that torchrpc has, too, is described once.
+    once = {f"torchrpc.{each.removeprefix('torchrpc.rpc.')}" for each in written} | {
+        each.replace("torchrpc.", "torchrpc.rpc.", 1) for each in written
+    }
+    assert sorted(set(names) - written - once - set(UPSTREAMS.split())) == []
+
+
+def test_each_command_is_in_the_table_of_commands():
+    usage = re.findall(r"python -m torchrpc ([a-z|]+) ", USAGE)
+    commands = {command for each in usage for command in each.split("|")}
+    assert {"doctor", "keygen", "probe", *INSPECTING} == commands
+    table = (ROOT / "docs/api/torchrpc.md").read_text()
+    assert set(re.findall(r"^\| `python -m torchrpc ([a-z]+)` \|", table, re.M)) == commands
+
+
 @pytest.mark.parametrize("page", sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "csrc").rglob("*.md")}), ids=name)
 def test_files_that_a_page_links_to_exist(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)  # a lambda of C++ is no link
@@ -164,7 +201,7 @@ def test_every_variable_that_is_read_is_on_the_page_about_tuning():
 
 
 def test_the_site_builds_without_a_warning(tmp_path):
-    pytest.importorskip("sphinx")
+    pytest.importorskip("furo", reason="the tools of the site are not installed: `make setup-docs` installs them")
     build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path / "html"]
     result = subprocess.run(build, capture_output=True, text=True, timeout=110)
     assert result.returncode == 0, result.stderr

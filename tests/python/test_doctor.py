@@ -103,7 +103,7 @@ def die(_):
 def hang(_):
     import time
 
-    time.sleep(60)
+    time.sleep(60)  # the function under test hangs
 
 
 def test_a_trial_that_dies_or_hangs_is_a_finding(monkeypatch):

@@ -81,7 +81,7 @@ finally:
     if rank == 0:
         done.touch()
     while not done.exists():
-        time.sleep(0.01)
+        time.sleep(0.01)  # this program does not have the tests' helpers
     with contextlib.suppress(Exception):
         rpc.shutdown(graceful=False)
 """

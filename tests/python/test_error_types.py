@@ -23,6 +23,7 @@ NAMES = {
     "CancelledError": (rpc.RpcError,),
     "ArgumentMismatchError": (rpc.RpcError, TypeError),
     "NameNotFoundError": (rpc.RpcError,),
+    "RemoteException": (rpc.RpcError,),
     "RendezvousError": (rpc.RpcError,),
     "ShutdownError": (rpc.RpcError,),
     "SerializationError": (rpc.RpcError,),
@@ -41,7 +42,7 @@ def call_itself(function, *args):
 
 
 def slow():
-    time.sleep(0.5)
+    time.sleep(0.5)  # the function under test is slow
 
 
 def call_slow():

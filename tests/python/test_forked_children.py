@@ -1,8 +1,10 @@
 """A forked child inherits memory, but no part in the group: what it drops, calls or closes leaves the parent alone."""
 
+import asyncio
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +14,9 @@ import time
 
 import pytest
 import torch
+from waiting import eventually
 
+import torchrpc
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
 from torchrpc import testing
@@ -62,7 +66,7 @@ def test_a_child_that_drops_an_rref_leaves_it_to_the_parent():
             nonlocal rref
             del rref
             gc.collect()
-            time.sleep(0.2)
+            time.sleep(0.2)  # a thread of the child would release it meanwhile
 
         assert in_child(drop) == ""
         expect_unharmed(rref, 2)
@@ -111,6 +115,57 @@ def test_the_error_of_a_use_in_a_child_says_what_to_do(use):
         ), text
         assert "call init_rpc" in text
         expect_unharmed(rref, 2)
+
+
+def wait_for_all(future):
+    return torch.futures.wait_all([future])
+
+
+async def wait_in_asyncio(future):
+    await future
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda future: future.wait(), id="wait"),
+        pytest.param(wait_for_all, id="wait_all"),
+        pytest.param(lambda future: torchrpc.wait([future]), id="torchrpc.wait"),
+        pytest.param(lambda future: asyncio.run(wait_in_asyncio(future)), id="asyncio"),
+    ],
+)
+def test_a_future_of_the_parent_that_is_not_done_is_refused_in_a_child(use, tmp_path):
+    with testing.workers(2):
+        path = str(tmp_path / "release")
+        future = rpc.rpc_async("worker1", wait_for_path, args=(path,))
+        text = in_child(lambda: use(future), seconds=20)
+        assert text.startswith("ShutdownError") and re.search(FORKED, text), text
+        open(path, "w").close()
+        assert future.wait() == path
+        assert in_child(lambda: future.wait()) == path  # what is there can be read
+
+
+@pytest.mark.parametrize(
+    "depend",
+    [
+        pytest.param(lambda future: future.then(lambda done: done.wait()), id="then"),
+        pytest.param(lambda future: future.then(id).then(id), id="then of then"),
+        pytest.param(lambda future: torch.futures.collect_all([future]), id="collect_all"),
+    ],
+)
+def test_what_depends_on_a_future_of_the_parent_is_refused_in_a_child(depend, tmp_path):
+    with testing.workers(2):
+        path = str(tmp_path / "release")
+        dependent = depend(rpc.rpc_async("worker1", wait_for_path, args=(path,)))
+        text = in_child(lambda: dependent.wait(), seconds=20)
+        assert text.startswith("ShutdownError") and re.search(FORKED, text), text
+        open(path, "w").close()
+        dependent.wait()
+
+
+def wait_for_path(path):
+    eventually(lambda: os.path.exists(path))
+    return path
 
 
 def test_a_child_leaves_a_context_of_the_parent_in_silence():
@@ -186,7 +241,7 @@ def test_a_function_that_forks_answers_once():
 def fork_a_sleeper():
     pid = os.fork()
     if pid == 0:
-        time.sleep(60)
+        time.sleep(60)  # the child outlives its parent
         os._exit(0)
     return pid
 

@@ -11,7 +11,8 @@ import torchrpc.rpc as rpc
 from torchrpc import profiler
 from torchrpc.nn import RemoteModule, remote_module
 from torchrpc.optim import DistributedOptimizer, _parts
-from torchrpc.rpc import NotAllowedError, _gather, _utils, api
+from torchrpc.rpc import NotAllowedError, _utils, api
+from torchrpc.rpc._group import gather
 from torchrpc.testing import free_port, run_ranks, workers
 
 SPEAKS = "does not let worker0 speak for worker2: a worker speaks only for itself"
@@ -80,7 +81,7 @@ def is_in_barrier():
 
 def test_a_barrier_waits_for_its_workers_and_not_for_what_others_say_in_their_name():
     names = {"worker1", "worker2"}
-    sequence_id = _gather.digest_of(["worker1", "worker2"]) + "-0"
+    sequence_id = gather.digest_of(["worker1", "worker2"]) + "-0"
     with workers(3):
         rpc.rpc_sync("worker1", begin_barrier, args=(names,))
         with pytest.raises(NotAllowedError, match=SPEAKS):
@@ -133,7 +134,7 @@ def test_the_end_of_a_barrier_carries_no_names():
 
 def test_a_worker_cannot_report_to_gatherings_without_bound():
     with workers(2):
-        for number in range(_gather._MOST_EARLY_REPORTS):
+        for number in range(gather._MOST_EARLY_REPORTS):
             rpc.rpc_sync("worker1", api._gather_to_leader, args=(f"x{number}", "worker0", None, {"worker0"}))
         with pytest.raises(rpc.RpcError, match="too many gatherings"):
             rpc.rpc_sync("worker1", api._gather_to_leader, args=("one more", "worker0", None, {"worker0"}))
@@ -338,3 +339,4 @@ def test_a_listed_optimizer_works(worker):
     optimizer = DistributedOptimizer(OwnSGD, module.remote_parameters(), lr=0.1)
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == state

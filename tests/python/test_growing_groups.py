@@ -1,16 +1,16 @@
 """Groups without a fixed size: workers join and leave while the others work."""
 
+import functools
 import os
 import socket
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import eventually
+from waiting import eventually, remains
 
 import torchrpc.rpc as rpc
 from torchrpc.rpc import _utils
@@ -144,6 +144,25 @@ def test_a_worker_may_join_again(tmp_path, kind):
     assert returned == [["worker0", "worker1"]] * 2
 
 
+def form_groups(member, port, sizes):
+    for number, size in enumerate(sizes):
+        options = rpc.TensorPipeRpcBackendOptions(init_method=member.method, rpc_timeout=TIMEOUT_S)
+        rpc.init_rpc(f"worker{member.rank}", rank=member.rank, world_size=size, rpc_backend_options=options)
+        member.report(f"joined{number}")
+        member.wait_for_event_of_all(f"joined{number}")
+        assert rpc.rpc_sync(f"worker{2 - member.rank}", pow, (2, 3)) == 8
+        member.report(f"called{number}")
+        member.wait_for_event_of_all(f"called{number}")
+        rpc.shutdown()
+        member.report(f"left{number}")
+        member.wait_for_event_of_all(f"left{number}")
+
+
+@pytest.mark.parametrize("sizes", [(None, 3, None), (3, None, None, 3)])
+def test_groups_of_both_kinds_follow_one_another_on_one_store(tmp_path, kind, sizes):
+    run_group(3, functools.partial(form_groups, sizes=sizes), tmp_path, kind)
+
+
 class Watched(dist.PrefixStore):
     """A store that sets `asked` when a worker has asked for the token."""
 
@@ -183,10 +202,7 @@ def test_a_worker_that_waits_for_the_token_can_use_the_store():
     store, group = store_with_holder()
     thread, entered = wait_to_leave(store)
     store.set("address", "here")
-    for _ in range(100):  # while the other thread waits
-        assert store.get("address") == b"here"
-        time.sleep(0.001)
-    assert not entered
+    remains(lambda: store.get("address") == b"here" and not entered)
     group.set(_utils._TOKEN, "")
     thread.join(TIMEOUT_S)
     assert entered == ["leaver"] and group.get(_utils._TOKEN) == b""

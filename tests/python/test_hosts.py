@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from network_hosts import REASON, Hosts
+from network_hosts import REASON, Hosts, ip
 
 WORKER = Path(__file__).with_name("hosts_worker.py")
+ADDRESSES = Path(__file__).with_name("hosts_addresses.py")
 PORT = 29533
 
 
@@ -48,6 +49,65 @@ def test_a_static_group_forms_over_tcp():
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
 def test_a_static_group_forms_over_ipv6(hosts):
     expect_talk(talk(hosts, f"tcp://[{hosts.address6(0)}]:{PORT}"), hosts.address6)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", ""])
+def test_a_group_forms_whose_master_listens_on_all_interfaces(hosts, host):
+    urls = [f"tcp://{host}:{PORT}", f"tcp://{hosts.address(0)}:{PORT}"]
+    workers = [hosts.start(rank, WORKER, "talk", rank, 2, url) for rank, url in enumerate(urls)]
+    for rank, each in enumerate(map(seen, workers)):
+        assert each["answers"] == [f"worker{rank} from worker{other}" for other in range(2)]
+        assert hosts.address(rank) in each["listening"]
+        assert set(each["listening"]) <= {hosts.address(rank), "::" if rank == 0 else ""}  # the store, of rank 0
+
+
+ALL_INTERFACES = ["0.0.0.0", "[::]", "[::ffff:0.0.0.0]", "", "0", "everywhere", "everywhere6"]
+LOOPBACK = ["127.0.0.1", "127.1", "localhost"]
+
+
+def cut_off(host):
+    """A machine without a network."""
+    ip("-n", host, "link", "set", "wire", "down")
+
+
+def add_default_route(host):
+    """Another interface, with the default route."""
+    ip("-n", host, "link", "add", "name", "aside", "type", "veth", "peer", "name", "other")
+    ip("-n", host, "address", "add", "10.78.0.1/24", "dev", "aside")
+    ip("-n", host, "link", "set", "other", "up")
+    ip("-n", host, "link", "set", "aside", "up")
+    ip("-n", host, "route", "add", "default", "dev", "aside")
+
+
+def leave_ipv6_only(host):
+    ip("-n", host, "address", "flush", "dev", "wire", "scope", "global")
+    ip("-n", host, "address", "add", "fd77::1/64", "dev", "wire", "nodad")
+
+
+def leave_as_it_is(host):
+    """One interface with IPv4 and IPv6, and no default route."""
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(
+    ("change", "address"),
+    [
+        (leave_as_it_is, "10.77.0.1"),
+        (add_default_route, "10.78.0.1"),
+        (leave_ipv6_only, "fd77::1"),
+        (cut_off, "127.0.0.1"),
+    ],
+)
+def test_a_master_on_all_interfaces_listens_where_other_hosts_reach_it(hosts, tmp_path, change, address):
+    change(hosts.names[0])
+    names = tmp_path / "hosts"
+    names.write_text("127.0.0.1 localhost\n0.0.0.0 everywhere\n:: everywhere6\n")
+    urls = [f"tcp://{host}:{PORT + number}" for number, host in enumerate([*ALL_INTERFACES, *LOOPBACK])]
+    # `ip netns exec` has given the process mounts of its own.
+    mount = ["sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh"]
+    found = seen(hosts.start(0, ADDRESSES, *urls, prefix=mount))
+    expected = [[address]] * len(ALL_INTERFACES) + [["127.0.0.1"]] * len(LOOPBACK)
+    assert dict(zip(urls, found, strict=True)) == dict(zip(urls, expected, strict=True))
 
 
 def test_a_group_started_by_torchrun_forms(hosts):

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import time
 
 import pytest
@@ -12,6 +13,7 @@ import torchrpc.autograd as dist_autograd
 import torchrpc.profiler as profiler
 import torchrpc.rpc as rpc
 from torchrpc import keygen
+from torchrpc.rpc import api
 from torchrpc.testing import RankError, free_port, run_ranks
 
 NAMES = ("trainer-0", "trainer-1", "client-7")
@@ -23,6 +25,19 @@ def infer(value):
 
 def train(value):
     return 3 * value
+
+
+@dataclasses.dataclass
+class Answer:
+    value: int
+
+
+def answer(question):
+    return [Answer(question.value + 1)]
+
+
+async def answer_later(question):
+    return answer(question)
 
 
 @pytest.fixture
@@ -100,6 +115,23 @@ def test_methods_of_objects_follow_the_callers_list(identities):
     assert "not let this caller run or send torch.nn.modules.linear.Linear" in client[1]
 
 
+def ask_without_pickles(rank, url, folder):
+    allowed = {"client-*": [answer, answer_later, Answer], "trainer-*": [Answer]}
+    init(rank, url, folder, pickle="off", allowed_functions=allowed)
+    outcomes = []
+    if rank == 2:
+        for function in (answer, answer_later):
+            outcomes.append(outcome_of(rpc.rpc_sync, "trainer-0", function, (Answer(1),)))
+            outcomes.append(outcome_of(rpc.remote("trainer-0", function, (Answer(1),)).to_here))
+    rpc.shutdown()
+    return outcomes
+
+
+def test_results_without_pickle_may_be_of_the_classes_that_the_caller_may_use(identities):
+    *_, outcomes = run_ranks(ask_without_pickles, 3, f"tcp://localhost:{free_port()}", identities, init=False)
+    assert outcomes == [[Answer(2)]] * 4
+
+
 def lend(rref):
     return rref.rpc_sync().extra_repr()
 
@@ -136,7 +168,12 @@ def work_of_the_group(rank, url, folder):
         def use_rref():
             return rpc.remote("trainer-0", infer, (21,)).to_here()
 
-        for function in (in_context, in_profile, use_rref):
+        def gather():
+            return rpc.rpc_sync(
+                "trainer-0", api._gather_to_leader, ("0" * 32 + "-9", "client-7", b"kept", ["client-7"])
+            )
+
+        for function in (in_context, in_profile, use_rref, gather):
             outcomes[function.__name__] = str(outcome_of(function))
     rpc.shutdown()
     return outcomes
@@ -147,6 +184,7 @@ def test_a_client_takes_no_part_in_the_work_of_the_group(identities):
     assert "client" in outcomes["in_context"] and "NotAllowedError" in outcomes["in_context"]
     assert "client" in outcomes["in_profile"] and "NotAllowedError" in outcomes["in_profile"]
     assert outcomes["use_rref"] == "42"
+    assert "trainer-0 lets client-7, a client, take part in barriers only" in outcomes["gather"]
 
 
 def join_without_identity(rank, url, folder):

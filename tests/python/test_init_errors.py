@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import RankError, free_port, run_ranks
@@ -59,6 +60,12 @@ def test_a_port_that_is_none_is_named(monkeypatch, port):
         init()
 
 
+@pytest.mark.parametrize("address", ["::1:29500", "localhost:99999", "localhost:http"])
+def test_a_url_whose_port_is_none_is_named_with_its_form(address):
+    with pytest.raises(rpc.RendezvousError, match=rf"tcp://{address}\. Write tcp://host:port, .*\[::1\]"):
+        init("worker1", rank=1, world_size=2, init_method=f"tcp://{address}")
+
+
 def test_an_address_without_a_listener_is_named(monkeypatch):
     monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "0.5")
     port = free_port()
@@ -83,7 +90,7 @@ def test_a_worker_that_starts_before_rank_0_goes_on_soon_after_that():
 
 def join_with_late_rank_0(rank, port):
     if rank == 0:
-        time.sleep(3)
+        time.sleep(3)  # rank 0 comes late
     start = time.monotonic()
     init(f"worker{rank}", rank, 2, init_method=f"tcp://127.0.0.1:{port}")
     rpc.shutdown()
@@ -94,7 +101,7 @@ WAIT_FOR_NAME = r"""
 import threading
 import torchrpc.rpc
 from torchrpc._C import _wait_for_name
-from torchrpc.rpc import _rendezvous
+from torchrpc.rpc._group import rendezvous
 
 def add_name():
     with open("/etc/hosts", "a") as hosts:
@@ -117,6 +124,36 @@ def test_a_name_that_has_no_address_at_first_is_waited_for(tmp_path):
         [*in_namespace, sys.executable, "-c", WAIT_FOR_NAME], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
+
+
+DYING_STORE = """
+import datetime, os, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+store.wait(["rpc_prefix_0/worker/1"], datetime.timedelta(seconds=60))  # the record of the worker of rank 1
+os._exit(0)
+"""
+
+
+def test_a_store_that_ends_while_the_group_forms_is_named_with_its_address_and_without_a_stack():
+    with subprocess.Popen([sys.executable, "-c", DYING_STORE], stdout=subprocess.PIPE, text=True) as server:
+        address = f"127.0.0.1:{int(server.stdout.readline())}"
+        with pytest.raises(rpc.RendezvousError) as caught:
+            init(name="worker1", rank=1, world_size=2, init_method=f"tcp://{address}")
+    text = str(caught.value)
+    assert f"Rank 0, which serves it at {address}, has ended or cannot be reached" in text and "worker1" in text
+    assert "frame #" not in text and "Exception raised from" not in text
+
+
+def test_a_store_that_ends_before_the_group_is_found_is_named(monkeypatch, tmp_path):
+    def fails(*args):
+        raise torch.distributed.DistNetworkError("Broken pipe")
+
+    monkeypatch.setattr("torchrpc.rpc._group.init.enter_group", fails)
+    with pytest.raises(
+        rpc.RendezvousError, match=r"worker0: .* does not answer: Broken pipe\. The process that serves"
+    ):
+        init(init_method=f"file://{tmp_path}/store")
 
 
 def test_a_port_in_use_is_named():
@@ -194,6 +231,9 @@ def test_a_file_in_no_directory_is_named_at_once(tmp_path):
             ValueError,
             "w: world_size must be at least 1, but is 0. Leave it out for a group that grow",
         ),
+        ({"world_size": 10**6}, ValueError, "w: a group has at most 32768 workers, but world_size is 1000000"),
+        ({"world_size": 10**12}, ValueError, "w: a group has at most 32768 workers, but world_size is 1000000000000"),
+        ({"world_size": None, "rank": 32768}, ValueError, "w: a group has at most 32768 workers, but rank is 32768"),
         ({"backend": "TENSORPIPE"}, TypeError, "Argument backend must be a member of BackendType"),
         ({"rpc_backend": 5}, TypeError, "Argument backend must be a member of BackendType"),
         (
@@ -287,12 +327,10 @@ def mixed_kinds(rank):
     if rank == 0:
         rpc.init_rpc("a", rank=0, world_size=1, rpc_backend_options=options)
         open(os.environ["STORE"] + ".up", "w").close()
-        while not os.path.exists(os.environ["STORE"] + ".tried"):
-            time.sleep(0.01)
+        eventually(lambda: os.path.exists(os.environ["STORE"] + ".tried"))
         rpc.shutdown()
         return None
-    while not os.path.exists(os.environ["STORE"] + ".up"):
-        time.sleep(0.01)
+    eventually(lambda: os.path.exists(os.environ["STORE"] + ".up"))
     try:
         rpc.init_rpc("b", rank=1, rpc_backend_options=options)
     except RuntimeError as exc:
@@ -345,8 +383,7 @@ def be_rank_0(_, refused):
     except rpc.RendezvousError as error:
         refused.touch()
         return str(error)
-    while not refused.exists():
-        time.sleep(0.05)
+    eventually(refused.exists)
     rpc.shutdown()
     return "ok"
 

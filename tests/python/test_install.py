@@ -386,7 +386,7 @@ def run(role, rank):
     else:
         import time
         while (ps := rpc.rpc_sync("ps", lambda: server)) is None:
-            time.sleep(0.01)
+            time.sleep(0.01)  # the user's program, which is under test, polls
         pushed = rpc.rpc_async("ps", lambda rref, g: rref.local_value().add(g), args=(ps, {"w": torch.ones(2)}))
         print(pushed.wait(), ps.rpc_sync().later(1), ps.to_here().total.tolist())
     rpc.shutdown()

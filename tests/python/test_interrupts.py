@@ -21,7 +21,7 @@ class Interrupted(Exception):
 
 
 def slow_rref():
-    time.sleep(1)
+    time.sleep(1)  # the function under test is slow
     return rpc.RRef(1)
 
 
@@ -62,7 +62,7 @@ def test_a_signal_ends_the_wait_for_a_call(interrupt_after, call):
 
 
 def interrupt_and_return(pid, delay_s=0.0):
-    time.sleep(delay_s)
+    time.sleep(delay_s)  # the function under test is slow
     os.kill(pid, signal.SIGALRM)
     return 1
 
@@ -73,7 +73,7 @@ def test_a_future_whose_wait_was_interrupted_as_its_reply_came_can_be_waited_for
             future = rpc.rpc_async("worker1", interrupt_and_return, args=(os.getpid(),))
             with contextlib.suppress(Interrupted):
                 future.wait()
-                time.sleep(0.01)
+                time.sleep(0.01)  # the signal may come after the reply
             done = []
             waiting = threading.Thread(target=lambda future=future, done=done: done.append(future.wait()), daemon=True)
             waiting.start()
@@ -90,7 +90,7 @@ def test_two_threads_wait_for_a_future_and_one_of_them_is_interrupted(interrupt_
             waiting.start()
             with contextlib.suppress(Interrupted):
                 future.wait()
-                time.sleep(0.01)
+                time.sleep(0.01)  # the signal may come after the reply
             waiting.join(10)
             assert done == [1]
 

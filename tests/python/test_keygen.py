@@ -1,5 +1,6 @@
 """`torchrpc keygen`: keys of groups and identities of workers."""
 
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,13 @@ import pytest
 
 def keygen(*arguments, cwd):
     return subprocess.run(
-        [sys.executable, "-m", "torchrpc", "keygen", *map(str, arguments)],
+        [
+            sys.executable,
+            "-m",
+            "torchrpc",
+            "keygen",
+            *(each if isinstance(each, bytes) else str(each) for each in arguments),
+        ],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -52,10 +59,18 @@ def test_a_key_that_exists_makes_further_identities_and_nothing_is_overwritten(t
         (["other.key", "--member", "a"], "not of the form 'name: base64'"),
         (["missing/group.key"], "cannot be written: No such file or directory"),
         (["."], "cannot be read"),
+        (["fifo.key", "--member", "a"], "is no plain file"),
+        (["open.key", "--member", "a"], "may be read or written by others than its owner: run chmod 600"),
+        *((["group.key", "--member", "a", "--days", days], "--days is") for days in ("1e20", "inf", "nan")),
+        (["group.key", "--member", b"a\xff"], "cannot have the name 'a\\udcff'"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments, words, tmp_path):
     (tmp_path / "other.key").write_text("nonsense")
+    (tmp_path / "other.key").chmod(0o600)
+    (tmp_path / "open.key").write_text("nonsense")
+    (tmp_path / "open.key").chmod(0o644)
+    os.mkfifo(tmp_path / "fifo.key", 0o600)
     failed = keygen(*arguments, cwd=tmp_path)
     assert failed.returncode != 0
     assert words in failed.stderr

@@ -192,7 +192,7 @@ def test_pods_that_start_late_form_a_group_and_a_replaced_one_of_rank_0_has_anot
         pods[0] = cluster.start(0, 0)
         assert not cluster.probe(pods[0], "readinessProbe")
         cluster.publish(0, 0)
-        time.sleep(2)
+        time.sleep(2)  # index 2 starts late
         pods[2] = cluster.start(2, 2)
         eventually(lambda: cluster.step() >= 25, LIMIT_S)
         for pod in pods:

@@ -1,14 +1,17 @@
 """`torchrpc.local_group`: workers of this machine, and what is said when one of them fails."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc
 import torchrpc.rpc as rpc
@@ -83,6 +86,40 @@ def test_a_size_below_one_is_refused():
         torchrpc.local_group(0)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"world_size": "2"}, TypeError, "world_size must be an int, but is a str: '2'"),
+        ({"world_size": 10**6}, ValueError, "world_size must be at most 32768, but is 1000000"),
+        ({"world_size": 2.0}, TypeError, r"world_size must be an int, but is a float: 2\.0"),
+        ({"timeout": "x"}, TypeError, "timeout must be a number of seconds, but is a str: 'x'"),
+        ({"timeout": -1}, ValueError, "timeout must not be negative, but is -1"),
+        ({"threads": 0}, ValueError, "threads must be at least 1, but is 0"),
+        ({"threads": "x"}, TypeError, "threads must be an int, but is a str: 'x'"),
+        (
+            {"start_method": "thread"},
+            ValueError,
+            "start_method must be one of forkserver, spawn, fork, but is 'thread'",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments, error, text):
+    with pytest.raises(error, match=text):
+        torchrpc.local_group(**{"world_size": 2, **arguments})
+
+
+def test_a_group_that_the_program_does_not_keep_serves_until_the_program_ends(run_python, tmp_path):
+    script = tmp_path / "dropped.py"
+    script.write_text(
+        "import gc, torchrpc, torchrpc.rpc as rpc\n"
+        "if __name__ == '__main__':\n"
+        "    torchrpc.local_group(2)\n"
+        "    gc.collect()\n"
+        "    print(rpc.rpc_sync('worker1', pow, args=(2, 5)))\n"
+    )
+    assert run_python(script).stdout == "32\n"
+
+
 def test_a_worker_that_dies_before_the_group_has_formed_is_reported_at_once(tmp_path):
     text, seconds = run(tmp_path, FAILING_CHILD.format(failure="os._exit(7)"))
     assert "died (exit code 7)" in text
@@ -95,7 +132,7 @@ def ignore_interrupts():
 
 def test_it_is_reported_at_once_in_a_script_that_ignores_interrupts(tmp_path):
     """As a shell has a script ignore them that it starts in the background."""
-    failure = "import time; time.sleep(1); os._exit(7)"
+    failure = "import time; time.sleep(1); os._exit(7)"  # the program waits by then
     text, seconds = run(tmp_path, FAILING_CHILD.format(failure=failure), preexec_fn=ignore_interrupts)
     assert "died (exit code 7)" in text
     assert seconds < 20
@@ -118,3 +155,140 @@ def test_an_option_that_is_refused_by_a_worker_is_reported_by_its_error():
     with pytest.raises(RuntimeError, match="secret"):
         torchrpc.local_group(2, secret="short")
     assert not rpc._is_current_rpc_agent_set()
+
+
+class Numbers(torch.utils.data.Dataset):
+    """A dataset whose items are the ids of the processes that load them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+class Loads:
+    """Holds loaders whose processes stay."""
+
+    def __init__(self, context):
+        self.loader = torch.utils.data.DataLoader(
+            Numbers(), num_workers=2, persistent_workers=True, multiprocessing_context=context
+        )
+        self.other = multiprocessing.get_context(context).Process(target=time.sleep, args=(1000,))
+        self.other.start()
+
+    def load(self):
+        return [pid for batch in self.loader for pid in batch.tolist()]
+
+    def other_pid(self):
+        return self.other.pid
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def load(context):
+    """Return an RRef to loaders on worker1, and the ids of their processes."""
+    loads = rpc.remote("worker1", Loads, args=(context,))
+    pids = set(loads.rpc_sync().load())
+    assert len(pids) == 2 and os.getpid() not in pids
+    return loads, pids | {loads.rpc_sync().other_pid()}
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_a_data_loader_has_processes_in_a_worker_which_end_with_it(start_method):
+    with torchrpc.local_group(2, start_method=start_method):
+        _, pids = load("fork")
+        assert all(map(is_running, pids))
+    eventually(lambda: not any(map(is_running, pids)), 30)
+
+
+def test_processes_of_a_worker_that_is_killed_end():
+    with pytest.raises(torchrpc.RankError, match="exit code -9"), torchrpc.local_group(2):
+        _, pids = load("fork")
+        os.kill(rpc.rpc_sync("worker1", os.getpid), signal.SIGKILL)
+        eventually(lambda: not any(map(is_running, pids)), 30)
+
+
+ORPHANS = """
+    import os, sys, threading, time
+    import torchrpc
+    import torchrpc.rpc as rpc
+
+    def serve_forever():
+        os.write(1, f"{os.getpid()}\\n".encode())
+        while True:
+            time.sleep(1)  # the function under test does not end
+
+    if __name__ == "__main__":
+        group = torchrpc.local_group(3, start_method=sys.argv[1])
+        for name in group.names[1:]:
+            rpc.rpc_async(name, serve_forever)
+        time.sleep(1000)  # until it is killed
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_no_worker_outlives_a_program_that_is_killed(tmp_path, start_method):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(ORPHANS))
+    with subprocess.Popen([sys.executable, script, start_method], stdout=subprocess.PIPE, text=True) as program:
+        pids = {int(program.stdout.readline()) for _ in range(2)}
+        program.kill()
+    eventually(lambda: not any(map(is_running, pids)), 60)
+
+
+BELOW_THE_GUARD = """
+    import torchrpc
+    import torchrpc.rpc as rpc
+
+    if __name__ == "__main__":
+        class Late:
+            pass
+
+        def late():
+            return 1
+
+        with torchrpc.local_group(2):
+            for function in (late, Late):
+                try:
+                    rpc.rpc_sync("worker1", function)
+                except rpc.NameNotFoundError as error:
+                    print(str(error).split("NameNotFoundError: ")[-1].partition(" The Default RPC pickler")[0])
+"""
+
+
+def test_a_function_below_the_main_guard_is_an_error_with_its_name_its_file_and_the_rule(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(BELOW_THE_GUARD))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        f"worker1 has no {name} in its module __main__ ({script}). Define it at the top level of that file, outside of "
+        '`if __name__ == "__main__":`, because the other workers load the file without that block.'
+        for name in ("late", "Late")
+    ]
+
+
+IN_A_CELL = """
+    import torchrpc
+    import torchrpc.rpc as rpc
+
+    sys.modules["torchrpc.rpc._values.by_value"]._has_cloudpickle = lambda: False  # as if it were not installed
+    group = torchrpc.local_group(2)
+    try:
+        rpc.rpc_sync("worker1", late)
+    except rpc.NameNotFoundError as error:
+        print(error)
+    group.close()
+"""
+
+
+def test_a_function_of_a_notebook_without_cloudpickle_is_an_error_with_the_rule():
+    program = "import sys, torchrpc.rpc as rpc; rpc.init_rpc\ndef late(): pass\n" + textwrap.dedent(IN_A_CELL)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "worker1 has no late in its module __main__ (which has no file). Install cloudpickle on all" in done.stdout

@@ -7,6 +7,7 @@ import time
 import types
 
 import pytest
+from waiting import eventually
 
 from torchrpc.observe import _stacks
 
@@ -57,23 +58,22 @@ def row_of(thread):
 
 def lock_of(thread, has=lambda lock: True):
     """What `collect` says about the lock for which a thread waits, when it says something that `has` accepts."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+
+    def lock():
         row = row_of(thread)
-        if row and row["lock"] and has(row["lock"]):
-            return row["lock"]
-        time.sleep(0.005)
-    raise AssertionError(f"collect says {row_of(thread)}")
+        return row and row["lock"] and has(row["lock"]) and row["lock"]
+
+    return eventually(lock)
 
 
 def resting(thread):
     """Wait until a thread has called `Threads.rest`."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if any(frame["function"].endswith("rest") for frame in (row_of(thread) or {"python": []})["python"]):
-            return thread
-        time.sleep(0.005)
-    raise AssertionError(f"{thread} does not rest")
+
+    def rests():
+        return any(frame["function"].endswith("rest") for frame in (row_of(thread) or {"python": []})["python"])
+
+    eventually(rests)
+    return thread
 
 
 class Model:
@@ -431,9 +431,7 @@ def test_no_code_of_the_program_runs(threads):
     waiting = [threads.start(each) for each in (want_property, want_computed, want_hidden, want_missing)]
     assert lock_of(threads.start(want_slot))["holder_idents"] == [holder.ident]
     for thread in waiting:
-        deadline = time.monotonic() + 30
-        while row_of(thread)["python"][0]["function"].rpartition(".")[2] != thread.name:
-            assert time.monotonic() < deadline
+        eventually(lambda thread=thread: row_of(thread)["python"][0]["function"].rpartition(".")[2] == thread.name)
     assert [row_of(thread)["lock"] for thread in waiting] == [None] * 4
     assert _stacks._static_attribute(Posing("m"), "lock") is _stacks._MISSING
     assert not ran
@@ -531,7 +529,7 @@ def test_collect_under_load_never_fails_and_never_lies(threads):
     def work():
         while not threads.end.is_set():
             with first, second:
-                time.sleep(0)
+                time.sleep(0)  # another thread may run while this one has the locks
             second.acquire()
             second.release()
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -9,10 +10,11 @@ import textwrap
 import pytest
 import torch
 
+import torchrpc
 import torchrpc.rpc as rpc
 from torchrpc import _C
 from torchrpc.rpc import _logging
-from torchrpc.testing import free_port, run_ranks
+from torchrpc.testing import free_port, run_ranks, workers
 
 PROGRAM = """
     import torch
@@ -113,7 +115,7 @@ def log_after_the_end(rank):
 
 
 def test_lines_after_the_end_of_the_interpreter_s_log_go_to_standard_error(capfd):
-    assert run_ranks(log_after_the_end, 1, init=False) == [[]]
+    assert run_ranks(log_after_the_end, 1, init=False, start_method="spawn") == [[]]
     assert "torchrpc warning: ignores transports that cannot be used here: ibv" in capfd.readouterr().err
 
 
@@ -126,7 +128,7 @@ def growing(rank):
 
 def test_a_group_that_grows_says_so_when_it_begins():
     [[(name, level, text)]] = run_ranks(growing, 1, init=False)
-    assert (name, level) == ("torchrpc.rpc._init", "WARNING")
+    assert (name, level) == ("torchrpc.rpc._group.init", "WARNING")
     assert "worker0 (rank 0) has begun a group that grows, because it was given no world_size" in text
     assert "pass world_size=" in text
 
@@ -143,3 +145,127 @@ def init_from_environment(rank):
 
 def test_rank_and_size_come_from_the_environment():
     assert run_ranks(init_from_environment, 2, init=False) == [2, 2]
+
+
+RAISES = """
+    import torchrpc
+    import torchrpc.rpc as rpc
+
+    def fail():
+        raise ValueError("it is broken")
+
+    def through(to):
+        return rpc.rpc_sync(to, fail)
+
+    if __name__ == "__main__":
+        with torchrpc.local_group(3) as group:
+            rpc.rpc_sync(group.names[1], FIRST)
+"""
+
+
+@pytest.mark.parametrize("first", ["fail", "through, args=(group.names[2],)"])
+def test_the_traceback_of_a_failure_is_once_on_the_screen_of_a_group(tmp_path, monkeypatch, first):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run(tmp_path, monkeypatch, RAISES.replace("FIRST", first))
+    assert failed.value.stderr.count('raise ValueError("it is broken")') == 1, failed.value.stderr
+
+
+def fail():
+    raise ValueError("it is broken")
+
+
+def fail_by(to):
+    return rpc.rpc_sync(to, fail)
+
+
+async def fail_in_a_coroutine():
+    fail()
+
+
+@rpc.functions.async_execution
+def fail_in_a_callback(me):
+    return rpc.rpc_async(me, torch.add, args=(1, 1)).then(lambda _: fail())
+
+
+@torchrpc.batched(max_batch=3, timeout=60)
+def fail_together(_):
+    fail()
+
+
+def fail_with(text):
+    raise ValueError(text)
+
+
+kept = []
+
+
+def fail_with_a_kept_exception():
+    kept.append(ValueError("it is broken"))
+    raise kept[-1]
+
+
+def state_of_the_kept_exception():
+    (exc,) = kept
+    names = [name for name in dir(exc) if "torchrpc" in name]
+    return names, dict(vars(exc)), type(vars(pickle.loads(pickle.dumps(exc)))) is dict
+
+
+class FailsToBeMade:
+    def __init__(self):
+        fail()
+
+
+def log_failures_here():
+    global failures
+    failures = kept_records()
+
+
+def take_failures():
+    format_record = logging.Formatter("%(worker)s %(peer)s %(name)s %(levelname)s %(function)s: %(message)s").format
+    taken = [format_record(record) for record in failures]
+    failures.clear()
+    return taken
+
+
+def use_a_failed_rref_twice():
+    rref = rpc.remote("worker1", FailsToBeMade)
+    with pytest.raises(ValueError, match="it is broken"):
+        rref.to_here()
+    rref.rpc_sync().anything()
+
+
+def make_a_batch_fail():
+    torch.futures.wait_all([rpc.rpc_async("worker1", fail_together, args=(n,)) for n in range(3)])
+
+
+def test_a_failure_of_a_called_function_is_one_record_of_its_worker():
+    def failures_of(make):
+        with pytest.raises((ValueError, rpc.RemoteException), match="it is broken"):  # the latter of a callback
+            make()
+        return [rpc.rpc_sync(name, take_failures) for name in ("worker1", "worker2")]
+
+    with workers(3):
+        for name in ("worker1", "worker2"):
+            rpc.rpc_sync(name, log_failures_here)
+        [[text], others] = failures_of(lambda: rpc.rpc_sync("worker1", fail))
+        assert others == [] and text.startswith(
+            "worker1 worker0 torchrpc.calls ERROR fail: worker1 has run fail for worker0, which raised "
+            "ValueError('it is broken')\nTraceback"
+        )
+        assert text.count('raise ValueError("it is broken")') == 1
+        [others, [text]] = failures_of(lambda: rpc.rpc_sync("worker1", fail_by, args=("worker2",)))
+        assert others == [] and text.startswith("worker2 worker1 torchrpc.calls ERROR fail: ")
+        for make in (
+            use_a_failed_rref_twice,
+            make_a_batch_fail,
+            lambda: rpc.rpc_sync("worker1", fail_in_a_coroutine),
+            lambda: rpc.rpc_sync("worker1", fail_in_a_callback, args=("worker1",)),
+            lambda: rpc.rpc_sync("worker1", fail_with_a_kept_exception),
+        ):
+            [[text], others] = failures_of(make)
+            assert others == [] and text.startswith("worker1 ")
+        forged = "it is broken\n2026-01-01 root ERROR forged\x1b[31m"
+        [[text], _] = failures_of(lambda: rpc.rpc_sync("worker1", fail_with, args=(forged,)))
+        assert "forged" in text and not any(line.startswith("2026") for line in text.splitlines())
+        assert text.replace("\n", "").isprintable()
+        assert rpc.rpc_sync("worker1", state_of_the_kept_exception) == ([], {}, True)

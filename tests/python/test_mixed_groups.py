@@ -1,16 +1,15 @@
 """Groups of Python and C++ workers: calls, RRefs, autograd and optimizers between the two; see cpp_group.py.
 
 TORCHRPC_MIXED_WORKER is the path of the C++ worker, for example of an asan build.
-    # The first in the alphabet leads what Python workers do together; rank 0 hosts the store.
-    # The worker with the smallest name leads gatherings of Python workers; rank 0 serves the store.
 """
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from torchrpc.testing import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = [
@@ -20,6 +19,7 @@ CHECKS = [
     "objects_stay_in_cpp",
     "cpp_calls_python",
     "cpp_calls_methods_of_python",
+    "errors_have_codes_in_cpp",
     "errors_have_types",
     "rrefs_pass_both_ways",
     "named_objects_cross",
@@ -28,13 +28,7 @@ CHECKS = [
 ]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-# The first in the alphabet leads what Python workers do together; rank 0 hosts the store.
+# The worker with the smallest name leads gatherings of Python workers; rank 0 serves the store.
 @pytest.mark.parametrize(("name", "rank"), [("cpp", 1), ("a_cpp", 0), ("cpp", 2)])
 def test_python_and_cpp_work_in_one_group(mixed_worker, run_python, name, rank):
     run = run_python(

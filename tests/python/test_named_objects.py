@@ -10,7 +10,7 @@ from waiting import eventually
 
 import torchrpc
 import torchrpc.rpc as rpc
-from torchrpc.testing import free_port, run_ranks
+from torchrpc.testing import free_port, run_ranks, start_process
 
 TIMEOUT_S = 60
 
@@ -170,13 +170,8 @@ def lose_the_store(rank, folder, url):
 
 
 def test_names_are_found_when_the_store_is_lost(tmp_path):
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
     url = f"tcp://127.0.0.1:{free_port()}"
-    workers = [context.Process(target=lose_the_store, args=(rank, tmp_path, url)) for rank in range(3)]
-    for worker in workers:
-        worker.start()
+    workers = [start_process(lose_the_store, rank, tmp_path, url) for rank in range(3)]
     eventually((tmp_path / "registered").exists, TIMEOUT_S)
     workers[0].kill()
     workers[0].join()
@@ -223,12 +218,7 @@ def live_or_die(rank, folder):
 
 
 def test_an_object_outlives_the_worker_that_registered_it(tmp_path):
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    workers = [context.Process(target=live_or_die, args=(rank, tmp_path)) for rank in range(4)]
-    for worker in workers:
-        worker.start()
+    workers = [start_process(live_or_die, rank, tmp_path) for rank in range(4)]
     eventually((tmp_path / "registered").exists, TIMEOUT_S)
     workers[2].kill()
     workers[2].join()

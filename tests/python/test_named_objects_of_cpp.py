@@ -10,7 +10,7 @@ from waiting import eventually
 
 import torchrpc
 import torchrpc.rpc as rpc
-from torchrpc.testing import free_port
+from torchrpc.testing import free_port, start_process
 
 TIMEOUT_S = 60
 
@@ -61,10 +61,7 @@ def lose_and_replace(worker, port):
 
 
 def test_names_of_a_killed_cpp_worker_are_free_and_one_that_is_started_again_takes_them(mixed_worker):
-    import torch.multiprocessing as mp
-
-    process = mp.get_context("spawn").Process(target=lose_and_replace, args=(mixed_worker, free_port()))
-    process.start()
+    process = start_process(lose_and_replace, mixed_worker, free_port())
     process.join(2 * TIMEOUT_S)
     process.kill()
     process.join()

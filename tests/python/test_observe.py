@@ -2,14 +2,16 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
+import sys
 import threading
-import time
 
 import pytest
 import torch
 from member_processes import Members, RemoteFailure, WorkerProcess
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc import _C, keygen, observe
@@ -17,13 +19,6 @@ from torchrpc.testing import free_port
 
 SECRET = "0123456789abcdef0123456789abcdef"
 TIMEOUT_S = 20.0
-
-
-def eventually(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 gate = threading.Event()
@@ -219,6 +214,9 @@ def test_a_group_with_a_secret_shows_itself_to_those_who_have_it(secret_group, t
         assert view.report("worker0")["worker"]["name"] == "worker0"
     wrong = tmp_path / "wrong"
     wrong.write_text(SECRET[::-1])
+    with pytest.raises(ValueError, match="run chmod 600"):
+        observe.attach(pid=members[1].pid, secret_file=wrong, timeout=3.0)
+    wrong.chmod(0o600)
     with pytest.raises(rpc.RpcError):
         observe.attach(pid=members[1].pid, secret_file=wrong, timeout=3.0)
     assert SECRET not in (os.fsdecode(read_card(members[1].pid)))
@@ -231,6 +229,39 @@ def read_card(pid):
                 with open(f"/proc/{pid}/fd/{name}", "rb") as card:
                     return card.read()
     raise AssertionError("no card")
+
+
+FORGED = """
+import os, socket, sys
+name = sys.argv[2]
+if sys.argv[1] == "large":
+    os.truncate(os.memfd_create(name), 6 << 30)
+elif sys.argv[1] == "not text":
+    os.write(os.memfd_create(name), bytes(range(256)))
+elif sys.argv[1] == "incomplete":
+    os.write(os.memfd_create(name), b"name evil\\nsecret 00\\n")
+elif sys.argv[1] == "another user's":
+    os.write(made := os.memfd_create(name), CARD.encode())
+    os.fchown(made, 12345, -1)
+print(flush=True)
+sys.stdin.read()
+"""
+CARD = "name worker\naddress a\ntransport tcp\nencryption on\nneeds_secret 0\nsecret 00\n"
+
+
+@pytest.mark.parametrize("kind", ["large", "not text", "incomplete", "another user's"])
+def test_a_forged_card_is_not_read(kind):
+    if kind == "another user's" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    program = f"CARD = {CARD!r}\n{FORGED}"
+    command = [sys.executable, "-c", program, kind, _C._WORKER_CARD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(ValueError, match="is no worker"):
+            observe.attach(pid=process.pid)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+        process.stdin.close()
 
 
 def test_the_card_cannot_be_changed_by_those_who_read_it(group):

@@ -1,5 +1,6 @@
 """The commands `stack`, `rrefs`, `why` and `top` on reports that are written by hand."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -7,8 +8,10 @@ import pytest
 from observed_reports import call_in, circle, frame, report, thread
 
 import torchrpc.observe
+import torchrpc.rpc as rpc
+from torchrpc import _untrusted
 from torchrpc.__main__ import INSPECTING, USAGE
-from torchrpc.cli import _target, rrefs, stack, why
+from torchrpc.cli import _target, rrefs, stack, top, why
 from torchrpc.observe import _reports, _rrefs, _threads
 from torchrpc.testing import free_port
 
@@ -158,7 +161,7 @@ def test_stack_shows_what_each_thread_serves_and_awaits(attach, capsys):
         "  thread 1001 torchrpc-pool: sleeps\n"
         "    serves call 12 train.pull of w2 since 3.0 s\n"
         "    waits for the reply of w1 to train.fetch (since 3.0 s, call 10)\n"
-        "      rpc_sync (/venv/torchrpc/rpc/_calls.py:9)\n"
+        "      rpc_sync (/venv/torchrpc/rpc/_calls/sending.py:9)\n"
         "      pull (/home/me/train.py:17)\n"
         "  thread 1005 torchrpc-pool: sleeps\n"
         "    waits for the lock `self.lock`, held by thread 1001 since /x.py:3\n"
@@ -271,7 +274,7 @@ def test_words():
     [
         ("/home/me/train.py", True),
         ("/home/me/torchrpc/train.py", False),
-        ("/venv/lib/python3.11/site-packages/torchrpc/rpc/_calls.py", False),
+        ("/venv/lib/python3.11/site-packages/torchrpc/rpc/_calls/sending.py", False),
         ("/usr/lib/python3.12/threading.py", False),
         ("/venv/lib/python3.11/site-packages/mylib/a.py", True),
         ("/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", True),
@@ -285,5 +288,29 @@ def test_which_frames_are_the_programs_own(file, is_program):
 
 def test_missing_fields_are_no_errors():
     for each in ({}, {"threads": [{}]}, {"rrefs": {"list": [{}]}}, {"threads": None, "rrefs": None, "gil": None}):
-        _threads.text({"w0": each}, show_all=True)
-        _rrefs.text(_rrefs.groups({"w0": each}), {"w0": each})
+        assert "w0" in _threads.text({"w0": each}, show_all=True)
+        found = _rrefs.groups({"w0": each})
+        assert _rrefs.text(found, {"w0": each}).startswith("owner" if found else "No RRefs.")
+
+
+EVIL = "\x1b]0;owned\x07\r\nworker9 \x9b31m\u202e"
+
+
+def test_no_text_of_a_worker_or_a_file_reaches_the_terminal_as_a_command(attach, capsys):
+    """`Group` makes the texts of reports printable; the commands those of errors."""
+    texts = [EVIL, f"{EVIL}: {EVIL}"]
+    for text in texts:
+        shown = _untrusted.printable(text)
+        assert "\n" not in shown and shown.isprintable() and "owned" in shown
+    data = _untrusted.printable_data({EVIL: [{"file": EVIL, "line": 7}]})
+    assert data == {
+        texts_of_evil: [{"file": texts_of_evil, "line": 7}] for texts_of_evil in [_untrusted.printable(EVIL)]
+    }
+    attach({"worker0": rpc.NotAllowedError(EVIL)})
+    for command in (stack, why, rrefs, top):
+        with contextlib.suppress(SystemExit):
+            command.main(["host:1", *(["--once", "--every", "0.05"] if command is top else [])])
+        out, err = capsys.readouterr()
+        assert "owned" in out + err
+        assert all(char.isprintable() or char == "\n" for char in out + err)
+        assert not any(line.startswith("worker9") for line in (out + err).splitlines())

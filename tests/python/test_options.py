@@ -1,11 +1,16 @@
 """The options of a worker and the registry of backends; no group is needed."""
 
+import inspect
+import re
+import string
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 
 import torchrpc.rpc as rpc
+from torchrpc import _C
 from torchrpc.rpc import backend_registry
 
 
@@ -85,6 +90,25 @@ def test_profiling_keys_name_both_ends():
 def test_names_that_are_none_are_refused(name):
     with pytest.raises(RuntimeError, match="Worker name must match"):
         rpc.WorkerInfo(name, 0)
+
+
+def accepts(make, name):
+    try:
+        make(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_names_have_the_characters_that_the_documentation_lists():
+    documented = re.search(r"letters, digits, ((?:`.`, )+)shorter than 128", inspect.getdoc(rpc.init_rpc))[1]
+    characters = set(re.findall(r"`(.)`", documented)) | set(string.ascii_letters + string.digits)
+    header = (Path(__file__).parents[2] / "include/torchrpc/node.h").read_text()
+    assert f"letters, digits, {documented.removesuffix(', ')}. Empty" in header
+    key = _C._make_group_key()
+    for make in (lambda name: rpc.WorkerInfo(name, 0), lambda name: _C._make_identity(key, name, ["member"], 60)):
+        assert {chr(code) for code in range(1, 256) if accepts(make, f"a{chr(code)}b")} == characters
+        assert accepts(make, "x" * 127) and not accepts(make, "x" * 128)
 
 
 def test_empty_and_long_names_are_refused():

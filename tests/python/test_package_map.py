@@ -5,6 +5,8 @@ import re
 import pytest
 from package_imports import PACKAGE, find_cycle, import_graph, module_files
 
+pytestmark = pytest.mark.lint
+
 ROW = re.compile(r"^\| `([\w.]+)` \|", re.M)
 
 

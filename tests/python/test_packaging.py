@@ -172,15 +172,20 @@ def test_a_wheel_requires_a_torch_that_it_has_binaries_for(tmp_path, releases, r
 NOT_SHIPPED = {".ci", ".gitignore", ".pre-commit-config.yaml", "PKG-INFO", "setup.cfg"}
 
 
+def tracked_files():
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("git says which files are source: this is not a checkout, or git is not installed")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:  # the checkout belongs to another user
+        pytest.skip(f"git says which files are source, but does not list them: {listed.stderr.strip()}")
+    return listed.stdout.split("\0")[:-1]
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The files that git does not ignore, and the names in an sdist made of them."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("git says which files are source, and this is not a checkout")
+    """The files that git tracks, and the names in an sdist made of them. A checkout may have other files, too."""
     copy, out = tmp_path_factory.mktemp("source") / "torchrpc", tmp_path_factory.mktemp("dist")
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    source = {name for name in listed if name and (ROOT / name).exists()}
+    source = {name for name in tracked_files() if (ROOT / name).exists()}
     for name in source:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name)

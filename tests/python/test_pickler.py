@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchrpc.rpc import NameNotFoundError, internal
-from torchrpc.rpc._pickler import _OUT_OF_BAND_BYTES, _function, raise_unsendable
+from torchrpc.rpc._values.pickler import _OUT_OF_BAND_BYTES, _function, raise_unsendable
 
 Pair = namedtuple("Pair", "first second")
 GLOBAL = 100
@@ -239,7 +239,7 @@ def test_a_missing_module_is_named_with_a_remedy():
 
 
 def test_main_and_mp_main_are_the_same_module(monkeypatch):
-    from torchrpc.rpc._names import find_global
+    from torchrpc.rpc._values.names import find_global
 
     monkeypatch.setattr(sys.modules["__main__"], "only_here", 42, raising=False)
     assert find_global("__mp_main__", "only_here") == find_global("__main__", "only_here") == 42

@@ -1,17 +1,20 @@
 """Prometheus scrapes a job; its numbers are the job's own."""
 
+import contextlib
 import json
 import logging
 import re
 import shutil
+import socket
 import subprocess
-import time
+import threading
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc import observe
@@ -142,6 +145,18 @@ def served_by_environment(_):
     return bool(_prometheus._served) and scrape(_prometheus._served.url) != {}
 
 
+def test_clients_that_send_nothing_cost_few_threads_and_hold_up_no_scrape():
+    with workers(1):
+        server = observe.serve_metrics()
+        before = threading.active_count()
+        with contextlib.ExitStack() as idle:
+            for _ in range(200):
+                idle.enter_context(socket.create_connection((server.addr, server.port), timeout=20))
+            assert scrape(server.url)[("torchrpc_workers", labels(worker="worker0"))] == 1
+            eventually(lambda: threading.active_count() - before < 50)
+        server.close()
+
+
 def test_the_environment_serves_on_the_first_free_port_of_a_range():
     port = free_port()
     # Both processes are on this machine, and have the same variable.
@@ -215,18 +230,6 @@ class Prometheus:
         self._process.wait()
 
 
-def until(condition, timeout=60):
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            if found := condition():
-                return found
-        except OSError:  # it does not listen yet
-            pass
-        assert time.monotonic() < end, "the condition did not hold in time"
-        time.sleep(0.1)
-
-
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="needs the Debian package prometheus")
 def test_prometheus_has_the_numbers_of_a_job_of_four_workers(tmp_path):
     with workers(4, metrics=True) as names:
@@ -241,11 +244,12 @@ def test_prometheus_has_the_numbers_of_a_job_of_four_workers(tmp_path):
             expression = f'torchrpc_calls_total{{worker="worker0",side="out",function="{NAME}triple"}}'
 
             def counts():
-                return {labels["peer"]: value for labels, value in prometheus.query(expression)}
+                with contextlib.suppress(OSError):  # it does not listen yet
+                    return {labels["peer"]: value for labels, value in prometheus.query(expression)}
 
-            until(lambda: counts() == wanted)
+            eventually(lambda: counts() == wanted)
             served = f'torchrpc_calls_total{{side="in",function="{NAME}triple",peer="worker0"}}'
-            until(lambda: {labels["worker"]: value for labels, value in prometheus.query(served)} == wanted)
+            eventually(lambda: {labels["worker"]: value for labels, value in prometheus.query(served)} == wanted)
             for name in names:
                 row = mine[NAME + "triple", name]
                 pair = f'{{worker="worker0",side="out",function="{NAME}triple",peer="{name}"}}'

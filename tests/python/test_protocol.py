@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.lint
+
 WIRE = Path(__file__).resolve().parents[2] / "csrc" / "wire"
 
 ROW_OF_PAGE = re.compile(r"^\| (\d+) \| ([A-Z_]+) \| (one-way|reply|request|reliable request) \|", re.MULTILINE)

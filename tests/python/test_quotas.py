@@ -14,8 +14,7 @@ from torchrpc.testing import workers
 
 
 def wait_for(path):
-    while not os.path.exists(path):
-        time.sleep(0.01)
+    eventually(lambda: os.path.exists(path))
     return threading.get_ident()
 
 
@@ -54,7 +53,7 @@ def test_rrefs_beyond_the_quota_fail_until_earlier_ones_are_deleted():
     with workers(2, quotas={"*": Quota(rrefs=3)}):
         rrefs = [rpc.remote("worker1", length, args=("abc",)) for _ in range(3)]
         assert [rref.to_here() for rref in rrefs] == [3] * 3
-        with pytest.raises(RuntimeError, match=r"at most 3 RRefs at a time: .*`rrefs`"):
+        with pytest.raises(QuotaExceededError, match=r"worker1 grants worker0 at most 3 RRefs at a time: .*`rrefs`"):
             rpc.remote("worker1", length, args=("abc",)).to_here()
         assert rpc.rpc_sync("worker1", length, args=("abc",)) == 3
         del rrefs[0]
@@ -66,6 +65,35 @@ def test_rrefs_beyond_the_quota_fail_until_earlier_ones_are_deleted():
                 return False
 
         eventually(makes_another)
+
+
+class Counter:
+    def get(self):
+        return 1
+
+
+def outcome(call):
+    try:
+        return call.wait()
+    except rpc.RpcError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("quota", [Quota(calls=2), Quota(rrefs=2)], ids=["calls", "rrefs"])
+def test_calls_of_a_refused_rref_fail_at_once_and_the_group_comes_to_its_end(quota):
+    start = time.monotonic()
+    outcomes = set()
+    with workers(2, quotas={"worker0": quota}):
+        for _ in range(5):
+            # Each call is sent before it is known that its RRef was refused, so it may wait for the object. The RRefs
+            # are kept, because the deletion of one would end its calls.
+            counters, calls = [], []
+            for _ in range(6):
+                counters.append(rpc.remote("worker1", Counter))
+                calls.append(counters[-1].rpc_async(timeout=20).get())
+            outcomes |= {outcome(call) for call in calls}
+    assert outcomes <= {1, QuotaExceededError, rpc.RpcError} and outcomes != {1}
+    assert time.monotonic() - start < 15
 
 
 def test_a_group_with_wide_quotas_comes_to_its_end():

@@ -12,6 +12,8 @@ import yaml
 
 from torchrpc._torch_versions import SUPPORTED
 
+pytestmark = pytest.mark.lint
+
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = (ROOT / "docs/versions.md").read_text()
 VERSION = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]

@@ -175,8 +175,9 @@ def test_it_can_be_sent_inside_other_objects_and_called_by_the_receiver():
 def test_added_attributes_are_not_sent_and_cause_a_warning():
     module = scale()
     module.note = "mine"
-    with pytest.warns(UserWarning, match=r"sent without the attributes that were added to it: \['note'\]"):
+    with pytest.warns(UserWarning, match=r"sent without the attributes that were added to it: \['note'\]") as warned:
         sent = rpc.rpc_sync("worker1", vars, args=(module,))
+    assert [each.filename for each in warned] == [__file__]
     assert list(sent) == [*_REMOTE_MODULE_PICKLED_ATTRIBUTES, "forward_async", "forward"]
 
 
@@ -201,6 +202,89 @@ def test_methods_that_would_not_reach_the_module_are_refused():
             getattr(module, name)()
     with pytest.raises(ValueError, match="Please use ``remote_parameters`` instead"):
         module.parameters()
+
+
+class RemoteLeaves(torch.fx.Tracer):
+    """As fairscale's make_graph: RemoteModules have torch's methods for the names of modules while it traces."""
+
+    def is_leaf_module(self, module, name):
+        return isinstance(module, RemoteModule) or super().is_leaf_module(module, name)
+
+    def trace(self, root, *args):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RemoteModule, "named_modules", nn.Module.named_modules)
+            patch.setattr(RemoteModule, "named_children", nn.Module.named_children)
+            return super().trace(root, *args)
+
+
+def linear():
+    return RemoteModule("worker1", nn.Linear, (2, 2))
+
+
+def test_fx_records_a_call_of_it_as_one_of_a_leaf():
+    model = Hybrid(linear())
+    graph = RemoteLeaves().trace(model)
+    assert [(node.op, node.target) for node in graph.nodes if node.op == "call_module"] == [
+        ("call_module", "local"),
+        ("call_module", "remote"),
+    ]
+    x = torch.ones(3, 2)
+    assert torch.equal(torch.fx.GraphModule(model, graph)(x), model(x))
+
+
+def test_hooks_of_all_modules_and_its_own_see_a_call_of_it_wherever_it_was_made():
+    seen = []
+    sent = rpc.rpc_sync("worker2", same, args=(linear(),))
+    for module in (linear(), sent):
+        nn.Module.register_forward_pre_hook(module, lambda module, args: seen.append("own pre"))
+        nn.Module.register_forward_hook(module, lambda module, args, out: seen.append("own"))
+        hooks = [
+            nn.modules.module.register_module_forward_pre_hook(lambda module, args: seen.append("pre")),
+            nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 0),
+        ]
+        try:
+            assert module(torch.ones(1, 2)).tolist() == [[0, 0]]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        assert seen == ["pre", "own pre", "own"]
+        assert module.forward(torch.ones(1, 2)).shape == (1, 2)
+        assert len(seen) == 3
+        seen.clear()
+
+
+def same(value):
+    return value
+
+
+def test_a_call_of_it_calls_a_forward_that_the_program_has_replaced():
+    module = linear()
+    module.forward = lambda x: x
+    assert module(7) == 7
+
+
+class OnRank(_RemoteModule):
+    """A subclass as programs write it for torch."""
+
+    def __init__(self, remote_device, make):
+        nn.Module.__init__(self)
+        self.moves = self._prepare_init(remote_device)
+        self.generated_methods = ()
+        self.module_rref = rpc.remote(self.on, make)
+        self._install_generated_methods()
+
+
+def make_double():
+    return nn.Identity()
+
+
+def test_a_subclass_that_uses_the_methods_of_torchs_class_works():
+    module = OnRank("worker2/cpu", make_double)
+    assert (module.on, module.device, module.moves, module.is_scriptable) == ("worker2", "cpu", False, False)
+    assert module(torch.ones(2)).tolist() == module.forward_async(torch.ones(2)).wait().tolist() == [1, 1]
+    with pytest.raises(AttributeError, match=r"without attributes that were added to it: \['moves'\]"):
+        module._check_attribute_picklability()
+    scale()._check_attribute_picklability()
 
 
 def test_the_reference_is_released_with_the_object():

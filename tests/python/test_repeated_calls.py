@@ -12,7 +12,7 @@ import torch
 from waiting import eventually
 
 import torchrpc.rpc as rpc
-from torchrpc.testing import run_ranks
+from torchrpc.testing import run_ranks, start_process
 
 TIMEOUT_S = 60
 
@@ -22,7 +22,7 @@ runs: list = []
 def record(value, delay_s=0.0):
     """Runs on the callee."""
     runs.append(value)
-    time.sleep(delay_s)
+    time.sleep(delay_s)  # the function under test is slow
     return len(runs)
 
 
@@ -286,6 +286,7 @@ def note_and_wait(folder, name):
     """Runs on the callee: leaves a file for each run, then waits to be killed."""
     with (Path(folder) / name).open("a") as file:
         file.write("run\n")
+    # The process is killed while it serves the call.
     time.sleep(0.0 if (Path(folder) / "go_on").exists() else TIMEOUT_S)
     return os.getpid()
 
@@ -331,18 +332,12 @@ def call_and_restart(rank, folder):
 
 
 def test_a_restarted_worker_gets_only_the_calls_that_may_run_there(tmp_path):
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    caller = context.Process(target=call_and_restart, args=(0, tmp_path))
-    caller.start()
+    caller = start_process(call_and_restart, 0, tmp_path)
     eventually((tmp_path / "store").exists, TIMEOUT_S)
-    first = context.Process(target=serve_until_killed, args=(1, tmp_path))
-    first.start()
+    first = start_process(serve_until_killed, 1, tmp_path)
     eventually((tmp_path / "killed").exists, TIMEOUT_S)
     first.join()
-    second = context.Process(target=serve_until_killed, args=(1, tmp_path))
-    second.start()
+    second = start_process(serve_until_killed, 1, tmp_path)
     caller.join(TIMEOUT_S)
     second.join(TIMEOUT_S)
     assert (caller.exitcode, second.exitcode) == (0, 0)

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from member_processes import Members, RemoteFailure, leave
-from waiting import eventually
+from waiting import eventually, remains
 
 import torchrpc
 import torchrpc.rpc as rpc
@@ -106,7 +106,7 @@ def use_for(seconds, name):
     while time.monotonic() < end:
         if (seen := use_held(name)) != first:
             wrong.append(seen)
-        time.sleep(0.01)
+        time.sleep(0.01)  # leaves the processor to the members that start
     return wrong
 
 
@@ -186,7 +186,7 @@ def call_all_for(seconds):
                     wrong.append(value.tolist())
             except rpc.WorkerLostError as error:
                 failed[error.worker] = failed.get(error.worker, 0) + 1
-                time.sleep(0.01)
+                time.sleep(0.01)  # leaves the processor to the member that starts
     return right, failed, wrong
 
 
@@ -197,8 +197,14 @@ def record_changes():
     torchrpc.on_member_change(lambda worker, change: changes.append((worker.name, change)))
 
 
-def changes_so_far():
+def first_changes(count):
+    """The callback runs after the list of living workers has changed."""
+    eventually(lambda: len(changes) >= count)
     return changes
+
+
+def await_connections(count):
+    eventually(lambda: int(rpc._get_debug_info()["agent.num_connections"]) >= count)
 
 
 def living():
@@ -219,7 +225,7 @@ def test_a_killed_worker_is_replaced_under_its_name_and_rank(members_of):
     assert first == [first[0]] * 4
     for rank in (0, 1, 2):
         members[rank].begin(call_until_lost, "worker3")
-    time.sleep(0.5)
+    time.sleep(0.5)  # worker3 is killed while it serves the calls
     members[3].kill()
     assert [members[rank].result() for rank in (0, 1, 2)] == ["worker3"] * 3
     members.start(3)
@@ -336,7 +342,7 @@ def test_others_call_on_while_workers_are_killed_and_replaced(members_by_file):
     for rank in (0, 1):
         members[rank].begin(call_all_for, 8)
     for rank in (2, 3, 2):
-        time.sleep(0.7)
+        time.sleep(0.7)  # the others call meanwhile
         members[rank].kill()
         members.start(rank)
     for rank in (0, 1):
@@ -355,11 +361,11 @@ def test_a_worker_that_is_killed_and_replaced_while_the_others_shut_down_is_wait
     members.each(gather, 1)
     for rank in (0, 1, 2):
         members[rank].begin(leave)
-    time.sleep(1)
+    remains(lambda: not any(members[rank].has_result() for rank in (0, 1, 2)), 1)
+    members.prepare(3)
     members[3].kill()
     members.start(3)
-    time.sleep(1)
-    assert not any(members[rank].has_result() for rank in (0, 1, 2))
+    remains(lambda: not any(members[rank].has_result() for rank in (0, 1, 2)), 1)
     members[3].run(leave)
     for rank in (0, 1, 2):
         members[rank].result()
@@ -371,7 +377,8 @@ def test_the_leader_of_a_gathering_may_be_replaced_while_the_others_wait(members
     members.each(gather, 1)
     for rank in (1, 2):
         members[rank].begin(gather, 2)
-    time.sleep(1)
+    remains(lambda: not any(members[rank].has_result() for rank in (1, 2)), 1)
+    members.prepare(0)
     members[0].kill()
     members.start(0)
     assert members[0].run(gather, 2) == {f"worker{rank}": 2 for rank in range(3)}
@@ -388,18 +395,18 @@ def test_changes_of_members_are_reported(members_by_file):
         members[rank].result()
     members[0].run(record_changes)
     assert members[0].run(living) == ["worker0", "worker1", "worker2"]
-    time.sleep(0.5)  # until it has connected to all, none of which it has called
+    members[0].run(await_connections, 2)  # none of the workers has been called
     members[2].kill()
     members[0].run(await_living, ["worker0", "worker1"])
     members.start(2)
     members[0].run(await_living, ["worker0", "worker1", "worker2"])
     members[1].run(leave, False)
     members[0].run(await_living, ["worker0", "worker2"])
-    assert members[0].run(changes_so_far) == [("worker2", "lost"), ("worker2", "replaced"), ("worker1", "left")]
+    assert members[0].run(first_changes, 3) == [("worker2", "lost"), ("worker2", "replaced"), ("worker1", "left")]
 
 
 def test_a_callback_that_raises_is_reported_and_does_no_harm(caplog):
-    from torchrpc.rpc import _members
+    from torchrpc.rpc._group import members
 
     seen = []
 
@@ -408,7 +415,7 @@ def test_a_callback_that_raises_is_reported_and_does_no_harm(caplog):
 
     removes = [torchrpc.on_member_change(fail), torchrpc.on_member_change(lambda *change: seen.append(change))]
     try:
-        _members._report(rpc.WorkerInfo("w", 1), "lost")
+        members._report(rpc.WorkerInfo("w", 1), "lost")
         assert [(worker.name, change) for worker, change in seen] == [("w", "lost")]
         assert "on purpose" in caplog.text and "w was lost" in caplog.text
     finally:
@@ -473,8 +480,7 @@ def test_another_worker_that_starts_before_rank_0_is_back_is_replaced_after_it()
         members[0].kill()
         members[2].kill()
         later = members.begin(2)
-        time.sleep(1)
-        assert not later.has_result()
+        remains(lambda: not later.has_result(), 1)
         members.start(0)
         later.result()
         assert members.each(pids_of_all) == [[members[rank].pid for rank in range(3)]] * 3
@@ -503,8 +509,7 @@ def test_a_process_that_has_left_begins_the_next_group_with_the_others(members_b
     members = members_by_file(2)
     members.start()
     members[0].begin(leave_and_join_again, 2, members.url)
-    time.sleep(1)
-    assert not members[0].has_result()  # it waits for worker1
+    remains(lambda: not members[0].has_result(), 1)  # it waits for worker1
     assert members[1].run(leave_and_join_again, 2, members.url) == members[0].result()
     members.each(leave)
 

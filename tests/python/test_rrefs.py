@@ -1,5 +1,6 @@
 """References to values on other workers, and calls of their methods."""
 
+import functools
 import gc
 import re
 import time
@@ -8,6 +9,7 @@ import pytest
 import torch
 from waiting import eventually
 
+import torchrpc
 import torchrpc.rpc as rpc
 from torchrpc.testing import workers
 
@@ -30,7 +32,7 @@ class Box:
         return self.value
 
     def slow(self, seconds):
-        time.sleep(seconds)
+        time.sleep(seconds)  # the function under test is slow
         return self.value
 
     @rpc.functions.async_execution
@@ -63,8 +65,22 @@ def make_rref(to, value):
     return rpc.remote(to, Box, (value,))
 
 
+def isinstance_there(rref):
+    return isinstance(rref, rpc.RRef)
+
+
+@functools.singledispatch
+def describe(_):
+    return "an object"
+
+
+@describe.register
+def _(_: rpc.RRef):
+    return "a reference"
+
+
 def slow_box(seconds):
-    time.sleep(seconds)
+    time.sleep(seconds)  # the function under test is slow
     return Box(seconds)
 
 
@@ -189,6 +205,27 @@ def test_references_print_and_are_generic():
     assert str(rpc.remote("worker1", int)).startswith("UserRRef(")
     assert rpc.RRef[int].__origin__ is rpc.RRef
     assert isinstance(rpc.RRef(1), rpc.PyRRef)
+
+
+def test_each_reference_is_an_instance_of_the_public_class():
+    mine, theirs = rpc.RRef(1), rpc.remote("worker1", int, (2,))
+    received = rpc.rpc_sync("worker2", make_rref, ("worker1", 6))
+    torchrpc.register("an instance", theirs)
+    found = torchrpc.lookup("an instance")
+    torchrpc.unregister("an instance")
+    held = torchrpc.supervise(Box, ["worker1"], (1,)).rref()
+    for rref in (mine, theirs, received, found, held):
+        assert isinstance(rref, rpc.RRef) and issubclass(type(rref), torchrpc.RRef)
+    assert rpc.rpc_sync("worker1", isinstance_there, (mine,)) and rpc.rpc_sync("worker1", isinstance_there, (theirs,))
+    assert not isinstance(1, rpc.RRef) and not issubclass(int, rpc.RRef)
+
+    class Named(rpc.RRef):
+        pass
+
+    named = Named(3)
+    assert isinstance(named, Named) and isinstance(named, rpc.RRef) and issubclass(Named, rpc.RRef)
+    assert not isinstance(theirs, Named) and not issubclass(rpc.RRef, Named)
+    assert describe(theirs) == describe(mine) == "a reference" and describe(1) == "an object"
 
 
 def test_all_workers_are_listed_by_id(group):

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from outcomes import outcome_of
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import RankError, free_port, run_ranks
@@ -42,12 +42,10 @@ def member_or_stranger(rank, url, folder):
     if rank == 0:
         init(0, url, None)
         (Path(folder) / "ready").touch()
-        while not done.exists():
-            time.sleep(0.05)
+        eventually(done.exists)
         rpc.shutdown(graceful=False)
         return None
-    while not (Path(folder) / "ready").exists():
-        time.sleep(0.05)
+    eventually((Path(folder) / "ready").exists)
     os.setuid(STRANGER)
 
     def attack():
@@ -143,7 +141,7 @@ def say(rank, url, environment):
     ],
 )
 def test_init_rpc_says_once_who_can_join(host, environment, words, capfd):
-    run_ranks(say, 1, f"tcp://{host}:{free_port()}", environment, init=False)
+    run_ranks(say, 1, f"tcp://{host}:{free_port()}", environment, init=False, start_method="spawn")
     lines = [line for line in capfd.readouterr().err.splitlines() if "no secret" in line]
     assert len(lines) == (words is not None)
     if words:
@@ -161,7 +159,7 @@ def test_a_group_that_other_machines_reach_without_a_secret_is_warned_about(capf
     if not (address := address_of_this_machine()) or address.startswith("127."):
         pytest.skip("this machine has no address that others reach")
     url = f"tcp://{address}:{free_port()}"
-    assert run_ranks(add_to, 2, url, {}, init=False) == [2.0, 2.0]
+    assert run_ranks(add_to, 2, url, {}, init=False, start_method="spawn") == [2.0, 2.0]
     lines = [line for line in capfd.readouterr().err.splitlines() if "no secret" in line]
     assert len(lines) == 1, lines  # of rank 0 only
     assert "whoever reaches its store can join it and call its workers" in lines[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 
@@ -28,7 +29,6 @@ from device_pair import (
     options,
     others,
     path,
-    wait_until,
 )
 from lending import doubled, sum_of
 
@@ -47,7 +47,7 @@ def test_large_tensors_are_read_from_the_senders_memory():
             assert result.cpu().eq(2.0 * value).all()
         assert loans() == before + 5
         assert loans_of("w1") >= before_there + 4  # its first may be before the answer to its question
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", lent_bytes) == 0
 
 
@@ -135,7 +135,7 @@ def test_a_result_that_nobody_keeps_is_not_copied():
     tensor = torch.ones(LARGE, device=SAME)
     assert path("w1", SAME) == SHARED
     rpc.rpc_sync("w1", doubled, (tensor,))  # w1 learns that w0 can read its memory
-    wait_until(lambda: SHARED in rpc.rpc_sync("w1", metrics).get(f"device.path.w0 {SAME}", ""))
+    eventually(lambda: SHARED in rpc.rpc_sync("w1", metrics).get(f"device.path.w0 {SAME}", ""))
     for worker in ("w1", "w0"):
         before, before_there = copies(), rpc.rpc_sync(worker, copies)
         for _ in range(3):
@@ -153,7 +153,7 @@ def test_memory_is_returned_after_the_work_that_uses_it():
     path(device=SAME)
     rpc.rpc_sync("w1", keep, (torch.full((LARGE,), 3.0, device=SAME),))
     rpc.rpc_sync("w1", use_late_and_forget)
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", late_sum) == 3 * LARGE
 
 
@@ -192,7 +192,7 @@ def test_nothing_stays_lent_when_calls_fail():
         rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),))
     with pytest.raises(RuntimeError, match=r"does not use that device|mapping is not available"):
         rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device="sim:3"),))
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),)) == LARGE
 
 
@@ -201,11 +201,10 @@ def test_nothing_stays_lent_when_calls_fail():
 def test_the_memory_of_a_call_that_is_refused_is_taken_back():
     assert path() == SHARED
     slow = [rpc.rpc_async("w1", time.sleep, (1,)) for _ in range(3)]
-    time.sleep(0.2)
     with pytest.raises(rpc.QuotaExceededError):
         rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),))
     torch.futures.wait_all(slow)
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
 
 
 @in_process
@@ -234,7 +233,7 @@ def test_the_memory_of_a_call_that_timed_out_is_taken_back():
         call.wait()
     assert lent_bytes() == 4 * LARGE  # the receiver may be reading it
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),)) == LARGE
 
 
@@ -279,14 +278,17 @@ def add_one_to_kept():
 def test_a_shared_tensor_is_used_where_it_is():
     path(device=SAME)
     tensor = torch.zeros(LARGE, device=SAME)
+    copies_before = rpc.rpc_sync("w1", copies)
     result = rpc.rpc_sync("w1", keep, (tensor,))
     assert lent_bytes() == 4 * LARGE
     rpc.rpc_sync("w1", add_one_to_kept)
-    assert tensor.sum().item() == result.sum().item() == LARGE
+    assert tensor.sum().item() == LARGE
+    assert result.sum().item() == 0  # w1 cannot share the memory of w0: the result is a copy
+    assert rpc.rpc_sync("w1", copies) == copies_before + 1  # w1 made it on the device, not in host memory
     rpc.rpc_sync("w1", forget)
-    del result  # w1's loan of the memory that w0 has lent to it
-    wait_until(lambda: lent_bytes() == 0)
-    assert rpc.rpc_sync("w1", lent_bytes) == 0
+    del result
+    eventually(lambda: lent_bytes() == 0)
+    eventually(lambda: rpc.rpc_sync("w1", lent_bytes) == 0)
 
 
 @in_process
@@ -298,7 +300,7 @@ def test_a_shared_tensor_lives_while_the_receiver_uses_it():
         rpc.rpc_sync("w1", sum_of, (torch.full((LARGE,), float(value), device=SAME),))
     assert rpc.rpc_sync("w1", kept_sum) == 3 * LARGE
     rpc.rpc_sync("w1", forget)
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
 
 
 @in_process
@@ -309,7 +311,7 @@ def test_a_killed_user_of_shared_tensors_returns_them():
     rpc.rpc_sync("w1", keep, (torch.ones(LARGE, device=SAME),))
     assert lent_bytes() == 4 * LARGE
     multiprocessing.active_children()[0].kill()
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
 
 
 @in_process
@@ -328,7 +330,7 @@ def test_tensors_for_another_device_are_copied():
     assert path("w1", THERE) == SHARED
     tensor = torch.ones(LARGE, device=THERE)
     assert rpc.rpc_sync("w1", keep, (tensor,)).device == torch.device(THERE)
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     tensor.fill_(2)
     assert rpc.rpc_sync("w1", kept_sum) == LARGE
 
@@ -347,6 +349,6 @@ def test_a_worker_with_an_allow_list_copies_what_others_share():
     path(device=SAME)
     tensor = torch.ones(LARGE, device=SAME)
     rpc.rpc_sync("w1", keep, (tensor,))
-    wait_until(lambda: lent_bytes() == 0)
+    eventually(lambda: lent_bytes() == 0)
     tensor.fill_(2)
     assert rpc.rpc_sync("w1", kept_sum) == LARGE

@@ -1,16 +1,22 @@
 """How groups end, and that the next group starts afresh."""
 
+import asyncio
+import concurrent.futures
 import functools
 import os
 import re
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from waiting import eventually
 
+import torchrpc
 import torchrpc.autograd
 import torchrpc.rpc as rpc
-from torchrpc.testing import RankError, run_ranks, workers
+from torchrpc.testing import RankError, free_port, run_ranks, workers
 
 DONE = []
 
@@ -114,9 +120,58 @@ def one_does_not_come(rank):
     return "left"
 
 
+@pytest.mark.parametrize(("timeout", "error"), [("x", TypeError), (-1, ValueError), (None, TypeError)])
+def test_a_wrong_time_out_of_shutdown_is_refused_and_the_group_goes_on(timeout, error):
+    with workers(1):
+        with pytest.raises(error, match="timeout must"):
+            rpc.shutdown(timeout=timeout)
+        assert rpc.rpc_sync("worker0", echo, (1,)) == 1
+
+
 def test_shutdown_times_out():
     results = run_ranks(run_and_leave, 3, one_does_not_come, start_method="forkserver", init=False)
     assert results == ["gave up", "left", "left"]
+
+
+def run_and_hold_up(rank, folder):
+    join(rank, 3, f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    return hold_up(rank, folder)
+
+
+def serve_until_told(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def hold_up(rank, folder):
+    told = f"{folder}/told"
+    if rank == 0:
+        call = rpc.rpc_async("worker1", serve_until_told, args=(told,))
+        eventually(lambda: rpc.rpc_sync("worker1", len, args=([],)) == 0)
+        try:
+            rpc.shutdown(timeout=0.5)
+        except rpc.RpcTimeoutError as error:
+            text = str(error)
+        else:
+            text = ""
+        Path(told).touch()
+        del call
+        return text
+    if rank == 2:
+        serve_until_told(told)
+    else:
+        eventually(lambda: os.path.exists(told), 60)
+    rpc.shutdown(graceful=False)
+    return ""
+
+
+def test_the_error_of_a_shutdown_that_times_out_says_what_the_other_workers_do(tmp_path):
+    [text, *_] = run_ranks(run_and_hold_up, 3, str(tmp_path), start_method="forkserver", init=False)
+    place = r"serve_until_told \(\S*test_shutdown\.py:\d+\)"
+    assert re.search(rf"worker1 serves \S*serve_until_told for worker0 since [\d.]+ m?s, in {place}\.", text), text
+    assert re.search(rf"worker2 serves no call and has not called shutdown\(\): it is in {place}\.", text), text
+    assert "Let these calls end, call shutdown() on each worker, or pass a longer timeout." in text
+    assert "join0" not in text and "Start the missing" not in text
 
 
 def leave_alone(rank):
@@ -286,6 +341,137 @@ def test_a_call_that_is_not_answered_in_time_fails_when_its_worker_leaves(tmp_pa
     assert results == ["left"] * 2
 
 
+def echo(value):
+    return value
+
+
+def echo_back(value):
+    """A function that needs a call of its own to answer."""
+    return rpc.rpc_sync(rpc.get_worker_infos()[0].name, echo, (value,))
+
+
+def call_beside_shutdown(rank, graceful, callers, timeout, comes):
+    """Threads call in a loop while the main thread shuts down. Returns its duration, and the threads' errors."""
+    errors, counts = [], [0] * callers
+
+    def call(index):
+        try:
+            while True:
+                if index % 2:
+                    rpc.rpc_async(f"worker{1 - rank}", echo_back, (index,)).wait()
+                else:
+                    rpc.rpc_sync(f"worker{1 - rank}", echo, (index,))
+                counts[index] += 1
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    join(rank, 2, f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(callers)]
+    for thread in threads:
+        thread.start()
+    while not all(counts) and not errors:  # the other worker may end before each thread has made a call
+        time.sleep(0.01)
+    start = time.monotonic()
+    try:
+        if rank in comes:
+            rpc.shutdown(graceful=graceful, timeout=timeout)
+    except rpc.RpcTimeoutError:
+        errors.append("timed out")
+    duration = time.monotonic() - start
+    for thread in threads:
+        thread.join()  # worker 1 that does not come: ended by the loss of worker 0
+    if rank not in comes:
+        rpc.shutdown(graceful=False)
+    return duration, errors
+
+
+@pytest.mark.parametrize("callers", [1, 8])
+@pytest.mark.parametrize("graceful", [True, False])
+def test_shutdown_beside_threads_that_call_ends_their_calls_and_returns(graceful, callers):
+    args = (graceful, callers, 3, (0, 1))
+    for duration, errors in run_ranks(call_beside_shutdown, 2, *args, start_method="forkserver", init=False):
+        assert duration < 4
+        assert len(errors) == callers, errors
+        for error in errors:
+            shut_down = re.match("ShutdownError: .*(shutting down|shut down|not been initialized)", error)
+            assert shut_down or (not graceful and error.startswith("WorkerLostError")), error
+
+
+@pytest.mark.parametrize("callers", [1, 8])
+def test_shutdown_times_out_although_threads_and_the_other_worker_go_on(callers):
+    args = (True, callers, 1, (0,))
+    (duration, errors), _ = run_ranks(call_beside_shutdown, 2, *args, start_method="forkserver", init=False)
+    assert duration < 2
+    assert "timed out" in errors and len(errors) == callers + 1, errors
+
+
+def refused_call(rank):
+    """Worker 0 shuts down while worker 1 still calls it: its own new calls fail, those that it serves may call."""
+    join(rank, 2, f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    if rank == 0:
+        caller = threading.Thread(target=call_until_refused)
+        caller.start()
+        rpc.shutdown()
+        caller.join()
+        return "ended"
+    eventually(lambda: len(rpc.rpc_sync("worker0", refusals_here)) == 2)
+    refused, refused_remote = rpc.rpc_sync("worker0", refusals_here)
+    assert refused == "worker0 is shutting down and makes no new calls"
+    assert refused_remote.endswith("Cause: " + refused)
+    assert rpc.rpc_sync("worker0", echo_back_to, ("worker1", 7)) == 7
+    assert rpc.rpc_sync("worker0", echo_back_in_threads, ("worker1", 6)) == [6] * 4
+    assert rpc.rpc_sync("worker0", echo_back_in_coroutine, ("worker1", 8)) == 8
+    assert rpc.rpc_sync("worker0", echo_back_in_batches, (torch.tensor(9),)).item() == 9
+    rpc.shutdown()
+    return "served"
+
+
+refusals = []
+
+
+def refusals_here():
+    return refusals
+
+
+def call_until_refused():
+    while not refusals:
+        try:
+            rpc.rpc_sync("worker1", echo, (1,))
+        except rpc.ShutdownError as error:
+            refusals.append(str(error))
+    try:
+        rpc.remote("worker1", echo, (1,)).to_here()
+    except rpc.ShutdownError as error:
+        refusals.append(str(error))
+
+
+def echo_back_in_threads(worker, value):
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        return list(threads.map(lambda _: rpc.rpc_sync(worker, echo, (value,)), range(4)))
+
+
+def echo_back_to(worker, value):
+    return rpc.rpc_async(worker, echo, (value,)).then(lambda done: rpc.rpc_sync(worker, echo, (done.value(),))).wait()
+
+
+@torchrpc.batched
+def echo_back_in_batches(values):
+    return rpc.rpc_sync("worker1", echo, (values,))
+
+
+async def echo_back_in_coroutine(worker, value):
+    both = asyncio.gather(*(asyncio.create_task(one_more(worker, value)) for _ in range(2)))
+    return (await both)[0]
+
+
+async def one_more(worker, value):
+    return await rpc.rpc_async(worker, echo, (value,))
+
+
+def test_from_shutdown_on_own_calls_fail_and_served_functions_still_call():
+    assert run_ranks(refused_call, 2, start_method="forkserver", init=False) == ["ended", "served"]
+
+
 SCRIPT = """
 import sys, time, torchrpc.rpc as rpc
 options = rpc.TensorPipeRpcBackendOptions(init_method=sys.argv[1])
@@ -409,3 +595,37 @@ def test_shutdown_in_a_served_call_is_an_error_and_the_group_goes_on():
             with pytest.raises(RuntimeError, match=r"shutdown\(\) cannot be called by a function"):
                 rpc.rpc_sync("worker0", shut_down_here, args=(graceful,))
         assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
+
+
+FIRST_ERROR = """
+import os, sys, time, torch.multiprocessing as mp, torchrpc.rpc as rpc
+
+
+class SlowEnd:
+    def __del__(self):
+        time.sleep(0.5)  # while the interpreter ends, as large programs do
+
+
+def run(rank):
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        mp.slow_end = SlowEnd()
+        rpc.rpc_sync("worker1", pow, args=(2, 3))
+        raise ValueError("the cause")
+    served = rpc.rpc_async("worker0", time.sleep, args=(float(sys.argv[2]),))
+    while True:
+        rpc.rpc_sync("worker0", pow, args=(2, 3))
+
+
+if __name__ == "__main__":
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[1])
+    mp.spawn(run, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("serves_s", [0, 0.7], ids=["is_lost", "refuses_calls"])
+def test_spawn_shows_the_error_of_the_worker_that_failed_first(run_python, tmp_path, serves_s):
+    script = tmp_path / "first_error.py"
+    script.write_text(FIRST_ERROR)
+    shown = run_python(script, free_port(), serves_s, check=False).stderr
+    assert "ValueError: the cause" in shown and "WorkerLostError" not in shown and "ShutdownError" not in shown

@@ -8,7 +8,7 @@ import torch
 
 import torchrpc
 import torchrpc.rpc as rpc
-from torchrpc.rpc import _structs
+from torchrpc.rpc._values import structs
 from torchrpc.testing import workers
 
 
@@ -61,24 +61,24 @@ def test_large_integers_and_long_lists_of_containers_travel_as_plain_data():
 
 
 def test_fields_may_be_added_and_not_be_renamed():
-    assert _structs.make_struct("Place", {"x": 1.0, "y": 2.0, "made": 7, "later": 3}) == Place(1.0)
-    assert _structs.make_struct("Place", {"x": 1.0}).y == 2.0
+    assert structs.make_struct("Place", {"x": 1.0, "y": 2.0, "made": 7, "later": 3}) == Place(1.0)
+    assert structs.make_struct("Place", {"x": 1.0}).y == 2.0
     with pytest.raises(rpc.SerializationError, match=r"has no field x, for which Place on .* has no default"):
-        _structs.make_struct("Place", {"y": 1.0})
+        structs.make_struct("Place", {"y": 1.0})
     with pytest.raises(rpc.SerializationError, match=r"unknown on .* \(z\) and lacks others \(y, made\)"):
-        _structs.make_struct("Place", {"x": 1.0, "z": 1.0})
+        structs.make_struct("Place", {"x": 1.0, "z": 1.0})
 
 
 def test_what_arrives_is_checked_by_the_constructor():
     with pytest.raises(ValueError, match="no such place"):
-        _structs.make_struct("Place", {"x": -1.0})
+        structs.make_struct("Place", {"x": -1.0})
 
 
 def test_an_unknown_struct_says_what_to_do():
     with pytest.raises(
         rpc.SerializationError, match=r"knows no dataclass for the struct Nowhere: decorate one .*cpp_struct"
     ):
-        _structs.make_struct("Nowhere", {})
+        structs.make_struct("Nowhere", {})
 
 
 def test_wrong_uses_are_refused():

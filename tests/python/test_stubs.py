@@ -12,6 +12,8 @@ import pytest
 import torchrpc
 from torchrpc import _C, rpc
 
+pytestmark = pytest.mark.lint
+
 STUBS = Path(importlib.util.find_spec("torchrpc").origin).parent
 
 
@@ -47,8 +49,9 @@ def split_parameters(text):
 def binary_signatures(function):
     """Return the parameter lists of an extension's function: one, or several for overloads."""
     with contextlib.suppress(ValueError):
-        signature = inspect.signature(function)
-        return [[name for name in signature.parameters if name != "self"]]
+        parameters = inspect.signature(function).parameters.values()
+        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        return [[stars.get(each.kind, "") + each.name for each in parameters if each.name != "self"]]
     name = function.__name__
     lines = re.findall(rf"^(?:\d+\. )?{re.escape(name)}\((.*)\) -> ", function.__doc__ or "", re.M)
     return [

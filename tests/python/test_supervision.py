@@ -9,6 +9,7 @@ from waiting import eventually
 
 import torchrpc
 import torchrpc.rpc as rpc
+from torchrpc.testing import start_process
 
 TIMEOUT_S = 60
 
@@ -49,12 +50,7 @@ def run(rank, folder, body):
 
 def in_group(body, folder):
     """Run `body` on worker0, while worker1 and worker2 serve until they die."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    workers = [context.Process(target=run, args=(rank, folder, body)) for rank in range(3)]
-    for worker in workers:
-        worker.start()
+    workers = [start_process(run, rank, folder, body) for rank in range(3)]
     workers[0].join(2 * TIMEOUT_S)
     for worker in workers[1:]:
         worker.kill()

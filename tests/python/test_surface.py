@@ -73,21 +73,8 @@ LEFT_OUT = {
     "groups that follow one another on a store are counted in the store, not in the process": {
         RPC: "_init_counter _init_counter_lock",
     },
-    "the agent is asked each time: others may call before init_rpc has returned": {
-        f"{RPC}.api": "_ALL_WORKER_NAMES",
-    },
-    "a call goes to the core as it is, whatever it calls (_call_sync, _call_async, _call_remote)": {
-        RPC: "_invoke_remote_builtin _invoke_remote_python_udf _invoke_remote_torchscript "
-        "_invoke_rpc_builtin _invoke_rpc_python_udf _invoke_rpc_torchscript",
-        "torch._C._distributed_rpc": "_invoke_remote_builtin _invoke_remote_python_udf _invoke_remote_torchscript "
-        "_invoke_rpc_builtin _invoke_rpc_python_udf _invoke_rpc_torchscript",
-        f"{RPC}.api": "_invoke_rpc",
-    },
-    "methods of a remote object are looked up by its owner": {
-        f"{RPC}.rref_proxy": "_invoke_rpc _local_invoke _local_invoke_async_execution",
-    },
-    "the pickler has no tables by thread, and no methods by type": {
-        f"{RPC}.internal": "_thread_local_tensor_tables _InternalRPCPickler._py_rref_receiver "
+    "the pickler has no methods by type": {
+        f"{RPC}.internal": "_InternalRPCPickler._py_rref_receiver "
         "_InternalRPCPickler._py_rref_reducer _InternalRPCPickler._rref_reducer "
         "_InternalRPCPickler._script_module_receiver _InternalRPCPickler._script_module_reducer "
         "_InternalRPCPickler._tensor_receiver _InternalRPCPickler._tensor_reducer",
@@ -100,20 +87,15 @@ LEFT_OUT = {
         "_set_devices_and_reverse_device_map _tensorpipe_exchange_and_check_all_device_maps "
         "_tensorpipe_validate_devices _validate_device_maps",
     },
-    "the base of agents makes no demands; TensorPipeAgent has these": {
-        "torch._C._distributed_rpc": "RpcAgent._get_device_map RpcAgent.get_debug_info RpcAgent.get_metrics "
-        "RpcAgent.get_worker_info RpcAgent.get_worker_infos RpcAgent.join RpcAgent.shutdown RpcAgent.sync",
-    },
     "the owners' half of DistributedOptimizer is in the core, or in torchrpc.optim._parts": {
-        "torch.distributed.optim.optimizer": "_LocalOptimizer _ScriptLocalOptimizer _ScriptLocalOptimizerInterface "
-        "_local_optimizer_step _new_local_optimizer _new_script_local_optimizer _wait_for_all functional_optim_map "
+        "torch.distributed.optim.optimizer": "_ScriptLocalOptimizer _ScriptLocalOptimizerInterface "
+        "_new_script_local_optimizer functional_optim_map "
         # Since torch 2.14:
         "_FunctionalLocalOptimizer _functional_local_optimizer_step _new_functional_local_optimizer",
     },
     "RemoteModule is built in another way": {
         "torch.distributed.nn.api.remote_module": "_REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING "
-        "_RemoteModule._check_attribute_picklability _RemoteModule._init_template "
-        "_RemoteModule._install_generated_methods _RemoteModule._prepare_init _SerializedRemoteModule "
+        "_SerializedRemoteModule "
         "_create_module_with_interface _instantiate_template _param_rrefs _raise_not_supported "
         "_recursive_script_module_receiver _recursive_script_module_reducer _remote_module_receiver "
         "_remote_module_reducer",
@@ -134,3 +116,34 @@ def test_all_names_exist_except_those_with_a_reason(run_python, tmp_path):
     (tmp_path / "stock.json").write_text(stock)
     missing = json.loads(run_python("-c", LIST_MISSING, tmp_path / "stock.json").stdout)
     assert {(module, name) for module, names in missing.items() for name in names} == left_out(names)
+
+
+USE_ABSENT = """
+import logging
+import torchrpc
+torchrpc.install()
+import torch
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import _invoke_rpc_builtin, _invoke_remote_python_udf
+from torch.distributed.rpc.api import _invoke_rpc, _ALL_WORKER_NAMES
+from torch.distributed.rpc.internal import _thread_local_tensor_tables
+from torch.distributed.rpc.rref_proxy import _local_invoke
+
+for name, use in {
+    "_invoke_rpc_builtin": lambda: _invoke_rpc_builtin("worker1", "aten::add", -1.0, 1, 2),
+    "_invoke_remote_python_udf": lambda: torch._C._distributed_rpc._invoke_remote_python_udf("worker1"),
+    "_invoke_rpc": lambda: _invoke_rpc("worker1", max, lambda: None),
+    "_local_invoke": lambda: rpc.rref_proxy._local_invoke(None, "method", (), {}),
+    "_thread_local_tensor_tables": lambda: _thread_local_tensor_tables.send_tables,
+}.items():
+    try:
+        print(name, "can be used:", use())
+    except (NotImplementedError, AttributeError) as error:
+        assert str(error).startswith(f"torchrpc has no {name}: "), error
+assert rpc.logger is logging.getLogger(rpc.logger.name) and logging.getLogger(rpc.api.logger.name).parent is rpc.logger
+assert _ALL_WORKER_NAMES == set()
+"""
+
+
+def test_names_that_stand_for_nothing_can_be_imported_and_say_what_to_use(run_python):
+    assert run_python("-c", USE_ABSENT).stdout == ""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.lint
+
 FORBIDDEN = re.compile(r"torch::distributed::(rpc|autograd)\b")
 
 

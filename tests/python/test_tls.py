@@ -11,6 +11,7 @@ import pytest
 import torch
 from certificates import Authority, tls_environment
 from outcomes import outcome_of
+from waiting import eventually, remains
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import free_port, run_ranks
@@ -112,6 +113,36 @@ def test_what_a_worker_may_run_depends_on_its_certificate(files):
     assert "NotAllowedError: trainer-0 does not let this caller run or send" in client[1]
 
 
+def is_member(rank, url, files):
+    """Return whether worker 1 is a member, as the other knows it when they have called each other."""
+    init(rank, url, files[rank], transport="tcp")
+    rpc.rpc_sync(NAMES[1 - rank], infer, args=(1,))
+    result = rpc.api._get_current_rpc_agent()._is_member(1)
+    rpc.shutdown()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("names", "unit"),
+    [
+        (["DNS:trainer-1", "URI:spiffe://example.org/client/web-3"], None),
+        (["DNS:trainer-1", "URI:SPIFFE://example.org/Client/web-3"], None),
+        (["DNS:trainer-1"], "Client"),
+        (["DNS:trainer-1", "URI:spiffe://example.org/client/web-3"], "member"),
+        (["DNS:trainer-1", "URI:spiffe://example.org/ns/prod/sa/trainer"], "Member"),
+    ],
+)
+def test_of_the_roles_in_a_certificate_the_narrower_one_counts(authority, files, names, unit):
+    files[1] = authority.sign("narrow", *names, unit=unit)
+    results = run_ranks(is_member, 2, f"tcp://localhost:{free_port()}", files, init=False)
+    assert results == [unit == "Member"] * 2
+
+
+def test_a_certificate_with_a_unit_that_is_not_a_role_is_refused(authority):
+    with pytest.raises(RuntimeError, match=r"organizational unit \(OU\) clients, which is not a role"):
+        init(0, f"tcp://localhost:{free_port()}", authority.sign("misspelt", "DNS:trainer-0", unit="clients"))
+
+
 def meet(rank, url, files, options):
     """Start, call the other, and return how that ended."""
     os.environ["TORCHRPC_INIT_TIMEOUT"] = "8"
@@ -121,7 +152,7 @@ def meet(rank, url, files, options):
         text = str(outcome_of(rpc.rpc_sync, other, infer, (1,))) if rank == 0 else ""
     except Exception as exc:
         text = f"{type(exc).__name__}: {exc}"
-    time.sleep(1)
+    time.sleep(1)  # the other worker may still be at its call
     with contextlib.suppress(rpc.ShutdownError):
         rpc.shutdown(graceful=False)
     return text
@@ -229,13 +260,9 @@ def test_renewed_files_are_used_without_a_restart(listener, authority, files):
     renewed = authority.sign("renewed", "DNS:trainer-1", "DNS:renewed")
     # Between the two the files do not fit together, and the worker keeps what it has.
     shutil.copy(renewed["key"], files[1]["key"])
-    time.sleep(2.5)
-    assert shown() == "DNS:trainer-1"
+    remains(lambda: shown() == "DNS:trainer-1", 2.5)
     shutil.copy(renewed["certificate"], files[1]["certificate"])
-    deadline = time.monotonic() + 30
-    while shown() != "DNS:trainer-1, DNS:renewed":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    eventually(lambda: shown() == "DNS:trainer-1, DNS:renewed")
 
 
 def test_bytes_that_are_no_tls_end_their_connection_alone(listener, files):

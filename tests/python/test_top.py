@@ -147,7 +147,7 @@ def test_without_textual_a_sentence_names_the_extra(monkeypatch, capsys):
 
 def test_missing_fields_are_no_errors():
     for each in ({}, {"functions": [{}], "connections": [{}], "calls_out": [{}], "members": [{}]}, {"pool": None}):
-        _top.text(_top.snapshot({"w0": each}, {"w0": each}))
+        assert "w0" in _top.text(_top.snapshot({"w0": each}, {"w0": each}))
 
 
 # The live view.

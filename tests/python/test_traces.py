@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc import autograd, observe
@@ -12,7 +13,6 @@ from torchrpc.testing import workers
 
 pytest.importorskip("opentelemetry.sdk")
 import itertools
-import time
 
 from opentelemetry import trace as api
 from opentelemetry.sdk.trace import TracerProvider, sampling
@@ -111,7 +111,7 @@ def test_one_trace_shows_a_nested_call_through_all_workers(group):
 
 
 async def pass_on_async(route):
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the span is current after a suspension, too
     return await rpc.rpc_async(route[0], pass_on_async, args=(route[1:],)) + 1 if route else 0
 
 
@@ -188,9 +188,14 @@ def test_calls_that_run_without_python_have_spans_on_both_sides(group):
     assert rpc.rpc_sync("worker1", script_twice, args=(torch.ones(2),)).sum() == 4
     with pytest.raises(RuntimeError):
         rpc.rpc_sync("worker1", torch.mm, args=(torch.ones(2, 3), torch.ones(2, 3)))
-    spans = wait_for(lambda: [*exported(), *rpc.rpc_sync("worker1", exported)], lambda found: count_served(found) == 4)
-    by_id = {span["id"]: span for span in spans}
-    served = [span for span in spans if span["kind"] == "SERVER" and span["name"] != "exported"]
+    by_id, served = {}, []
+
+    def have_ended():  # spans of calls without Python are made when these have ended on either side
+        by_id.update({span["id"]: span for span in [*exported(), *rpc.rpc_sync("worker1", exported)]})
+        served[:] = [span for span in by_id.values() if span["kind"] == "SERVER" and span["name"] != "exported"]
+        return len(served) == 4 and all(span["parent"] in by_id for span in served)
+
+    eventually(have_ended)
     assert sorted(span["name"].rsplit(".")[-1] for span in served) == [
         "aten::add", "aten::mm", "aten::mul", "script_twice"
     ]  # fmt: skip
@@ -201,20 +206,6 @@ def test_calls_that_run_without_python_have_spans_on_both_sides(group):
         assert span["trace"] == caller["trace"]
         assert caller["start"] <= span["start"] <= span["end"] <= caller["end"]
         assert bool(span["error"]) == bool(caller["error"]) == (span["name"] == "aten::mm")
-
-
-def count_served(spans):
-    return sum(span["kind"] == "SERVER" and span["name"] != "exported" for span in spans)
-
-
-def wait_for(look, is_enough):
-    """What `look` returns once that is enough: spans of calls without Python are made when these have ended."""
-    end = time.monotonic() + 20
-    found = look()
-    while not is_enough(found) and time.monotonic() < end:
-        time.sleep(0.01)
-        found = look()
-    return found
 
 
 def test_a_call_is_the_child_of_the_spans_of_the_program(group):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.lint
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "python").rglob("*.py")]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# What a healthy run may write to standard error: progress bars ("[00:01<00:09"), and matplotlib's first use.
-EXPECTED = re.compile(r"\[\d\d:\d\d|font cache")
+# What a healthy run may write to standard error: progress bars ("[00:01<00:09", "| 00:01"), and matplotlib's first use.
+EXPECTED = re.compile(r"[\[|] ?\d\d:\d\d|font cache")
 TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
 
 

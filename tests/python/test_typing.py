@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.lint
+
 FOLDER = Path(__file__).parents[1] / "typing"
 CHECKERS = {
     "mypy": ["mypy", "--strict", "--config-file=", "--no-error-summary", "--cache-dir"],

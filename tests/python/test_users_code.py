@@ -51,7 +51,7 @@ def wait_for_worker(rpc, name):
         try:
             return rpc.get_worker_info(name)
         except RuntimeError:
-            time.sleep(0.01)
+            time.sleep(0.01)  # the user's program, which is under test, polls
     raise RuntimeError(f"{name} has not come")
 
 

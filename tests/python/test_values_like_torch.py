@@ -13,7 +13,6 @@ import enum
 import fractions
 import importlib
 import math
-import multiprocessing
 import os
 import pathlib
 import re
@@ -30,6 +29,7 @@ import torch.distributed.rpc as torch_rpc
 from hypothesis import strategies as st
 
 import torchrpc.rpc as our_rpc
+from torchrpc.testing import start_process
 
 EXAMPLES = int(os.environ.get("VALUES_EXAMPLES", "0"))
 settings = hypothesis.settings(
@@ -346,8 +346,7 @@ class Group:
     def start(self):
         self.groups += 1
         store = f"{self.folder}/{self.name}{self.groups}"
-        self.process = multiprocessing.get_context("spawn").Process(target=serve, args=(self.rpc.__name__, store))
-        self.process.start()
+        self.process = start_process(serve, self.rpc.__name__, store)
         join(self.rpc, 0, store)
 
     def call(self, function, *args, **kwargs):

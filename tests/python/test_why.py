@@ -9,7 +9,7 @@ from observed_reports import call_in, call_out, circle, frame, report, thread, w
 
 import torchrpc
 from torchrpc.observe import _reports, _why
-from torchrpc.rpc._gather import digest_of
+from torchrpc.rpc._group.gather import digest_of
 
 
 def kinds(explanation):
@@ -232,7 +232,7 @@ def test_a_gathering_of_all_workers_is_a_barrier_and_one_of_some_is_not():
 
 
 def test_the_part_of_shutdown_in_which_a_worker_waits_for_the_others_is_a_barrier():
-    gather = frame("Gathering.run", 222, "/venv/torchrpc/rpc/_gather.py")
+    gather = frame("Gathering.run", 222, "/venv/torchrpc/rpc/_group/gather.py")
     inside = [gather, frame("_wait_all_workers", 258, "/venv/torchrpc/rpc/api.py"), frame("main", 3)]
     reports = {
         "w0": report("w0", threads=[thread(1000, python=inside, lock={"text": "e", "kind": "event", "holders": []})]),

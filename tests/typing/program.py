@@ -1,6 +1,7 @@
 """A program with all kinds of calls, whose types tests/python/test_typing.py has checked by mypy and pyright."""
 
 import asyncio
+from typing import Any
 
 import torch
 from typing_extensions import assert_type
@@ -27,7 +28,7 @@ def length(text: str) -> int:
 
 
 async def wait_and_count(count: int) -> list[int]:
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # stands for work that awaits
     return list(range(count))
 
 
@@ -69,7 +70,13 @@ def references() -> None:
     assert_type(rpc.remote("worker1", length, args=("a",)).to_here(), int)
     mine = rpc.RRef(torch.ones(2))
     assert_type(mine.local_value(), torch.Tensor)
+    assert_type(torchrpc.supervise(Server, ["worker1"], (4,)).rref(), rpc.RRef[Any])
+    assert_type(torchrpc.lookup("server"), rpc.RRef[Any])
     print(server.rpc_sync().push(torch.ones(4)), server.rpc_async().push(torch.ones(4)).wait())
+
+
+def value_of(each: "rpc.RRef[int] | int") -> int:
+    return each.to_here() if isinstance(each, rpc.RRef) else each
 
 
 def train(weight: "rpc.RRef[torch.Tensor]") -> None:

@@ -1,7 +1,7 @@
 // A server of nearest vectors. It is rank 0 of a group, and takes its address, the size of the group and its secret
 // from the environment: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, TORCHRPC_SECRET_FILE. HEALTH_ADDRESS, for instance 8080,
-// is where it answers probes. SIGTERM and SIGINT end it: calls that it serves are answered first. Clients may die, and
-// be started again under their names, while it runs.
+// is where it answers probes. SIGTERM and SIGINT end it, also while it waits for its group: calls that it serves are
+// answered first. Clients may die, and be started again under their names, while it runs.
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <torchrpc/function.h>
@@ -22,7 +23,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-void serve(const sigset_t& signals) {
+void serve(const std::stop_token& stop) {
   search::Index index;  // outlives the node, whose functions use it
   torchrpc::registerFunction(search::kInsert, [&](const search::Item& item) { return index.insert(item); });
   torchrpc::registerFunction(search::kFind, [&](const search::Query& query) { return index.find(query); });
@@ -44,15 +45,10 @@ void serve(const sigset_t& signals) {
            [](const torchrpc::WorkerInfo& worker, torchrpc::MemberChange change) {
              std::printf("%s has %s\n", worker.name.c_str(), std::string(torchrpc::name(change)).c_str());
            },
-       .health = {.address = health_address ? health_address : ""}});
-  std::thread on_signal([&] {
-    int signal = 0;
-    sigwait(&signals, &signal);
-    node.requestStop();
-  });
+       .health = {.address = health_address ? health_address : ""},
+       .stop = stop});
   std::printf("search serves\n");
   node.waitForStopRequest();
-  on_signal.join();
   node.stop();  // answers what it has begun, within 5 seconds
   std::printf("search has stopped\n");
 }
@@ -66,8 +62,18 @@ int main() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  const std::stop_source stop;
+  std::thread([signals, stop]() mutable {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    stop.request_stop();
+  }).detach();  // it waits until the process ends
   try {
-    serve(signals);
+    serve(stop.get_token());
+  } catch (const torchrpc::Error& error) {
+    if (error.code() == torchrpc::ErrorCode::kCancelled) return 0;  // stopped before its group has formed
+    std::fprintf(stderr, "search: %s\n", error.what());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "search: %s\n", error.what());
     return 1;

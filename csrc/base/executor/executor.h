@@ -49,6 +49,8 @@ class Executor {
   /// Whether the calling thread runs a task of this executor.
   virtual bool isOnOwnThread() const = 0;
   virtual Stats stats() const = 0;
+  /// The number of queued tasks, if as many tasks run as may run at the same time; else 0. Takes no mutex.
+  virtual size_t waitingTasks() const { return 0; }
 };
 
 }  // namespace torchrpc

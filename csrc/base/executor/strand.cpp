@@ -36,21 +36,29 @@ void Strand::run() {
     MutexLock lock(mutex_);
     thread_requested_ = false;
   }
-  while (runOne()) {
+  std::optional<TimePoint> turn_ends;
+  while (runOne(turn_ends)) {
   }
 }
 
-bool Strand::runOne() {
+bool Strand::runOne(std::optional<TimePoint>& turn_ends) {
   Task task;
+  bool is_over = false;
   bool needs_another = false;
   {
     MutexLock lock(mutex_);
     if (tasks_.empty()) return false;
-    task = tasks_.pop();
+    if (isPoolShort()) {
+      const auto now = TimePoint::clock::now();
+      if (!turn_ends) turn_ends = now + kTurn;
+      is_over = now >= *turn_ends;
+    }
+    if (!is_over) task = tasks_.pop();
     needs_another = !tasks_.empty() && !std::exchange(thread_requested_, true);
     run_queued_ |= needs_another;
   }
   if (needs_another) pool_.postFromTask([this] { run(); });
+  if (is_over) return false;
   ThreadPool::runLogged(task.run);
   return true;
 }

@@ -3,15 +3,20 @@
 // Runs tasks that need a resource which one thread can hold at a time, such as Python's GIL. One thread of the pool
 // enters, which means that it acquires the resource, and runs one task after another. While more tasks wait, a second
 // thread waits to enter. It enters as soon as the first one blocks and releases the resource. So a queue of short tasks
-// costs one hand-over, and a task that blocks does not delay the tasks behind it.
+// costs one hand-over, and a task that blocks does not delay the tasks behind it. Tasks of the strand that block could
+// occupy all threads of the pool as long as more of them wait. So a thread that has found tasks of the pool waiting for
+// a thread goes back to the pool after kTurn, and another thread continues later.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/executor/executor.h"
 #include "base/executor/fair_queue.h"
 #include "base/sync/mutex.h"
+#include "base/timer.h"
 
 namespace torchrpc {
 
@@ -32,8 +37,13 @@ class Strand {
  private:
   /// Enters, and runs tasks until none is left. Called on a thread of the pool.
   void run();
-  /// Runs the first task. Returns false if there is none.
-  bool runOne();
+  /// Runs the first task. Returns false if there is none, or if the thread has to go back to the pool. `turn_ends`:
+  /// when it has to, as soon as this is known.
+  bool runOne(std::optional<TimePoint>& turn_ends);
+  /// Whether the pool has other tasks than run() that wait for a thread.
+  bool isPoolShort() const TORCHRPC_REQUIRES(mutex_) { return pool_.waitingTasks() > (run_queued_ ? 1U : 0U); }
+
+  static constexpr auto kTurn = std::chrono::milliseconds(1);
 
   struct Task {
     uint64_t number = 0;

@@ -29,6 +29,7 @@
 #include "base/executor/thread_pool.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <list>
@@ -88,6 +89,16 @@ struct ThreadPool::State {
   bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;           ///< the last attempt to start a thread has failed
   TimePoint at_limit TORCHRPC_GUARDED_BY(mutex) = TimePoint::min();  ///< when a thread last ended at max_size
   bool limit_logged TORCHRPC_GUARDED_BY(mutex) = false;              ///< whether reaching max_size was logged
+
+  /// For the thread that polls or parks, which does not take the mutex. Written with the mutex, before
+  /// task_added.notify(); sequentially consistent: see FutexWaiter::wait().
+  std::atomic<bool> has_task_or_closed{false};
+  std::atomic<size_t> waiting_tasks{0};  ///< Executor::waitingTasks(); written with the mutex
+
+  /// To be called after each change of the tasks or of `active`.
+  void updateWaiting() TORCHRPC_REQUIRES(mutex) {
+    waiting_tasks.store(active >= options.size ? tasks.size() : 0, std::memory_order_relaxed);
+  }
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
@@ -248,10 +259,7 @@ void ThreadPool::State::waitAsSpare(MutexLock& lock) {
 void ThreadPool::State::pollAndPark(MutexLock& lock) {
   polling = true;
   lock.unlock();
-  const auto done = [this] {
-    MutexLock inner(mutex);
-    return !tasks.empty() || closed;
-  };
+  const auto done = [this] { return has_task_or_closed.load(); };
   options.poll_before_park(done);
   if (options.park && !done()) {
     applyBatchPolicy();
@@ -267,8 +275,10 @@ void ThreadPool::State::applyBatchPolicy() {
 
 void ThreadPool::State::runTask(MutexLock& lock) {
   auto task = tasks.pop();
+  has_task_or_closed = !tasks.empty() || closed;
   ++tasks_started;
   ++active;
+  updateWaiting();
   const bool has_token = requestThread();
   struct Inactive {
     State& state;
@@ -276,6 +286,7 @@ void ThreadPool::State::runTask(MutexLock& lock) {
     ~Inactive() {
       lock.lock();
       --state.active;
+      state.updateWaiting();
     }
   } inactive{*this, lock};
   unlockAndNotify(lock, has_token);
@@ -315,15 +326,19 @@ void ThreadPool::postFromTask(std::function<void()> task) {
 
 bool ThreadPool::State::add(std::function<void()>& task, TaskSource source) {
   tasks.push(std::move(task), source);
+  has_task_or_closed = true;
+  updateWaiting();
   return requestThread();
 }
+
+size_t ThreadPool::waitingTasks() const { return state_->waiting_tasks.load(std::memory_order_relaxed); }
 
 bool ThreadPool::onThread() { return current_pool != nullptr; }
 
 bool ThreadPool::isOnOwnThread() const { return current_pool == state_.get(); }
 
 bool ThreadPool::close(Duration timeout) {
-  if (isOnOwnThread()) {
+  if (isOnOwnThread() && timeout != Duration::zero()) {
     throw Error(ErrorCode::kInvalidArgument, "thread pool " + state_->options.name + " closed by one of its threads");
   }
   Threads ended;
@@ -331,6 +346,7 @@ bool ThreadPool::close(Duration timeout) {
   {
     MutexLock lock(state_->mutex);
     state_->closed = true;
+    state_->has_task_or_closed = true;
     state_->token_added.notify_all();
     state_->task_added.notify();
     const auto deadline = deadlineAfter(timeout);
@@ -352,6 +368,7 @@ void ThreadPool::discardQueued() {
   decltype(state_->tasks) dropped;  // destroyed after the lock
   MutexLock lock(state_->mutex);
   std::swap(dropped, state_->tasks);
+  state_->updateWaiting();
 }
 
 ThreadPool::Stats ThreadPool::stats() const {
@@ -371,6 +388,7 @@ ThreadPool::BlockingScope::BlockingScope() {
   MutexLock lock(state->mutex);
   --state->active;
   ++state->blocked;
+  state->updateWaiting();
   const bool has_token = state->requestThread();
   state->unlockAndNotify(lock, has_token);
 }
@@ -381,6 +399,7 @@ ThreadPool::BlockingScope::~BlockingScope() {
   MutexLock lock(state->mutex);
   ++state->active;
   --state->blocked;
+  state->updateWaiting();
 }
 
 }  // namespace torchrpc

@@ -40,10 +40,13 @@ class ThreadPool final : public Executor {
   bool post(std::function<void()> task, TaskSource source) override;
   void postFromTask(std::function<void()> task) override;
   void close() { close(kNoLimit); }
-  /// As Executor::close(). Waits until the threads have ended.
+  /// Accepts no more tasks, runs the queued ones, and waits until the threads have ended, or returns false after
+  /// `timeout`. A task of this pool may pass only a time-out of 0, which does not wait: the threads end after their
+  /// tasks.
   bool close(Duration timeout) override;
   void discardQueued() override;
   Stats stats() const override;
+  size_t waitingTasks() const override;
 
   /// Runs a task and logs its exception, if it throws, as the pool does.
   static void runLogged(const std::function<void()>& task);

@@ -23,6 +23,22 @@ class FutexWaiter {
   };
   static constexpr size_t kMaxWaitWords = 64;
 
+  /// The right of one thread to sleep on a waiter that several threads share. While another thread has a claim, the new
+  /// one is false: its thread has to wait by other means.
+  class Claim {
+   public:
+    explicit Claim(FutexWaiter& waiter) : waiter_(waiter.is_claimed_.exchange(true) ? nullptr : &waiter) {}
+    ~Claim() {
+      if (waiter_) waiter_->is_claimed_ = false;
+    }
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+    explicit operator bool() const { return waiter_ != nullptr; }
+
+   private:
+    FutexWaiter* const waiter_;
+  };
+
   FutexWaiter() = default;
   FutexWaiter(const FutexWaiter&) = delete;
   FutexWaiter& operator=(const FutexWaiter&) = delete;
@@ -33,14 +49,15 @@ class FutexWaiter {
   /// Wakes the thread in wait(), if there is one. To be called by any thread after the predicate has become true.
   void notify();
   /// Sleeps until `predicate()` is true, until a wait word differs from its expected value, or until `deadline`. After
-  /// each change of the predicate notify() must be called. May return early. One thread at a time; at most
-  /// kMaxWaitWords words.
+  /// each change of the predicate notify() must be called. May return early. One thread at a time, see
+  /// Claim; at most kMaxWaitWords words.
   void wait(const std::function<bool()>& predicate, std::span<const WaitWord> wait_words, TimePoint deadline);
   /// Wakes one thread, of any process, that sleeps on a wait word. To be called after a change of the word.
   static void wake(const Word& word);
 
  private:
   Word is_asleep_{0};
+  std::atomic<bool> is_claimed_{false};
 };
 
 }  // namespace torchrpc

@@ -4,6 +4,7 @@
 // its runtime checks for signals. There is one such function for the process.
 
 #include <algorithm>
+#include <functional>
 
 #include "base/sync/mutex.h"
 #include "base/timer.h"
@@ -13,8 +14,22 @@ namespace torchrpc {
 /// Registers `check`. Waiting threads call it every kSignalCheckInterval or so, without a lock. If it throws, the
 /// exception ends the wait.
 void setInterruptCheck(void (*check)());
-/// Calls the registered check, if there is one.
+/// Calls the registered check, if there is one, and that of the thread's InterruptScope.
 void checkInterrupt();
+
+/// While this object lives, `check` can end the long waits of the calling thread, as the registered check can. Scopes
+/// do not nest.
+class InterruptScope {
+ public:
+  explicit InterruptScope(std::function<void()> check);
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  friend void checkInterrupt();
+  const std::function<void()> check_;
+};
 
 constexpr auto kSignalCheckInterval = std::chrono::milliseconds(100);
 

@@ -3,6 +3,7 @@
 // A value that one thread sets, once, and another thread waits for: the shortest way from a completion to a blocked
 // caller. Both threads share its ownership, because the waiting thread may return before set() does.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,16 +27,15 @@ class Waiter {
       MutexLock lock(mutex_);
       if (abandoned_) return value;
       value_.emplace(std::move(value));
+      has_value_ = true;
     }
     arrived_.notify_one();
     futex_waiter_.notify();
     return std::nullopt;
   }
 
-  bool hasValue() {
-    MutexLock lock(mutex_);
-    return value_.has_value();
-  }
+  /// Without the mutex, because threads that poll call it often. Sequentially consistent: see FutexWaiter::wait().
+  bool hasValue() const { return has_value_; }
 
   /// Is notified when hasValue() becomes true. For a thread that waits by FutexWaiter::wait().
   FutexWaiter& futexWaiter() { return futex_waiter_; }
@@ -44,27 +44,34 @@ class Waiter {
   std::optional<T> waitFor(Duration timeout) {
     MutexLock lock(mutex_);
     arrived_.wait_for(lock, timeout, [this]() TORCHRPC_REQUIRES(mutex_) { return value_.has_value(); });
-    return std::exchange(value_, std::nullopt);
+    return takeLocked();
   }
 
   /// Returns the value; nullopt if it has not been set.
   std::optional<T> take() {
+    if (!hasValue()) return std::nullopt;
     MutexLock lock(mutex_);
-    return std::exchange(value_, std::nullopt);
+    return takeLocked();
   }
 
   /// Abandons the wait: a later set() returns its value. Returns the value if it has been set.
   std::optional<T> abandon() {
     MutexLock lock(mutex_);
     abandoned_ = true;
-    return std::exchange(value_, std::nullopt);
+    return takeLocked();
   }
 
  private:
+  std::optional<T> takeLocked() TORCHRPC_REQUIRES(mutex_) {
+    has_value_ = false;
+    return std::exchange(value_, std::nullopt);
+  }
+
   Mutex mutex_;
   CondVar arrived_;
   FutexWaiter futex_waiter_;
   std::optional<T> value_ TORCHRPC_GUARDED_BY(mutex_);
+  std::atomic<bool> has_value_{false};  ///< written with the mutex
   bool abandoned_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 

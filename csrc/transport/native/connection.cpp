@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "base/log.h"
@@ -33,7 +34,10 @@ StreamConnection::StreamConnection(
       peer_name_(std::move(peer_name)),
       route_(std::move(route)),
       is_accepted_(is_accepted),
-      reader_(shared_->limits) {}
+      reader_(shared_->limits, [this](std::string_view head_begin, uint64_t bytes) {
+        shared_->loop.lock().assertHeld();
+        return handler_->onAnnounced(head_begin, bytes);
+      }) {}
 
 std::string StreamConnection::describe() const {
   const std::string protection = protection_.load();
@@ -45,6 +49,12 @@ uint64_t StreamConnection::progress() const { return progress_.load(std::memory_
 
 // ---- sending ----
 
+struct StreamConnection::Batch {
+  std::array<iovec, kMaxIovecs> parts;
+  size_t count = 0;
+  std::shared_ptr<ByteStream> stream;
+};
+
 void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
@@ -54,6 +64,7 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   dropCopied(std::exchange(outgoing.copied, {}));
   Status closed;
   bool deferred = false;
+  Batch batch;
   {
     MutexLock lock(mutex_);
     closed = closed_;
@@ -62,11 +73,13 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
       if (flushing_ || waiting_for_room_ || !stream_) return;
       flushing_ = true;
       deferred = stream_->readExcludesWrite() && ++sends_since_read_ > kMaxDirectSends;
+      if (!deferred) gather(batch);
     }
   }
   if (!closed) {
-    if (deferred && shared_->loop.post([self = shared_from_this()] { self->flush(); })) return;
-    return flush();
+    if (!deferred) return write(batch, /*resumed=*/false);
+    if (!shared_->loop.post([self = shared_from_this()] { self->flush(); })) flush();
+    return;
   }
   {
     LoopScope scope(shared_->callbacks);
@@ -82,22 +95,29 @@ void StreamConnection::dropCopied(std::vector<Segment> segments) {
   if (LoopScope::in(shared_->callbacks)) shared_->disposal.drop({.segments = std::move(segments)});
 }
 
+void StreamConnection::gather(Batch& batch) {
+  batch.stream = stream_;
+  batch.count = closed_ ? 0 : outgoing_.gather(batch.parts);
+}
+
 void StreamConnection::flush(bool resumed) {
+  Batch batch;
+  {
+    MutexLock lock(mutex_);
+    gather(batch);
+  }
+  write(batch, resumed);
+}
+
+void StreamConnection::write(Batch& batch, bool resumed) {
   const auto self = shared_from_this();  // a completion may drop the last reference
-  std::array<iovec, kMaxIovecs> parts;
   // A sending thread may write for long. A thread on the loop has to serve other connections, too.
   const bool on_loop = resumed || shared_->loop.inLoop();
   for (size_t total = 0;;) {
-    std::shared_ptr<ByteStream> stream;
-    size_t count = 0;
-    {
-      MutexLock lock(mutex_);
-      stream = stream_;
-      if (!closed_) count = outgoing_.gather(parts);
-    }
-    const auto written = count == 0 ? 0 : stream->write({parts.data(), count});
+    const auto written = batch.count == 0 ? 0 : batch.stream->write({batch.parts.data(), batch.count});
     if (resumed && written > 0) progress_.fetch_add(1, std::memory_order_relaxed);
-    std::vector<FrameQueue::Outgoing> sent, failed;
+    FrameQueue::Sent sent;
+    std::vector<FrameQueue::Outgoing> failed;
     Status closed;
     bool drained = false, full = false;
     {
@@ -107,13 +127,15 @@ void StreamConnection::flush(bool resumed) {
       if (closed) failed = outgoing_.takeAll();
       drained = outgoing_.empty();
       if (drained) flushing_ = false;
-      waiting_for_room_ = full = !drained && count > 0 && written <= 0;
+      waiting_for_room_ = full = !drained && batch.count > 0 && written <= 0;
     }
     complete(sent, std::nullopt);
     complete(failed, closed);
-    if (drained || (full && waitForRoom(*stream, written))) return;
+    if (drained || (full && waitForRoom(*batch.stream, written))) return;
     if (written > 0) total += static_cast<size_t>(written);
     if (on_loop && total >= kMaxPollBytes && shared_->loop.post([self, resumed] { self->flush(resumed); })) return;
+    MutexLock lock(mutex_);
+    gather(batch);
   }
 }
 
@@ -143,9 +165,12 @@ void StreamConnection::watchForRoom() {
 }
 
 bool StreamConnection::resumeFlush() {
+  // A thread that begins to wait after this read asks the stream for room afterwards, and then learns what it has
+  // missed.
+  if (!waiting_for_room_) return false;
   {
     MutexLock lock(mutex_);
-    if (!std::exchange(waiting_for_room_, false) || closed_) return false;
+    if (!waiting_for_room_.exchange(false) || closed_) return false;
     if (flushing_) return true;
     flushing_ = true;
   }
@@ -153,7 +178,7 @@ bool StreamConnection::resumeFlush() {
   return true;
 }
 
-void StreamConnection::complete(std::vector<FrameQueue::Outgoing>& outgoing, const Status& status) {
+void StreamConnection::complete(std::span<FrameQueue::Outgoing> outgoing, const Status& status) {
   if (outgoing.empty()) return;
   {
     LoopScope scope(shared_->callbacks);
@@ -178,6 +203,9 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd, const st
   if (identity) {
     LoopScope scope(shared_->callbacks);
     handler_->onIdentity(*identity);
+  } else if (is_accepted_ && !peer_name_.empty()) {
+    LoopScope scope(shared_->callbacks);
+    handler_->onClaimedName(peer_name_);
   }
   read_stream_ = std::move(stream);
   try {
@@ -220,10 +248,7 @@ std::shared_ptr<ByteStream> StreamConnection::openStream() {
   return stream_;
 }
 
-bool StreamConnection::isClosed() {
-  MutexLock lock(mutex_);
-  return closed_.has_value();
-}
+bool StreamConnection::isClosed() { return is_closed_; }
 
 void StreamConnection::onReady(EventLoop::Ready ready) {
   shared_->loop.lockLoop();
@@ -274,7 +299,6 @@ bool StreamConnection::keepsLoopBusy() {
   // them for the socket.
   if (!read_stream_ || !read_stream_->readExcludesWrite()) return false;
   if (reader_.missing() > kLargeRestBytes) return true;
-  MutexLock lock(mutex_);
   return waiting_for_room_;
 }
 
@@ -325,6 +349,7 @@ void StreamConnection::close() {
     MutexLock lock(mutex_);
     if (closed_) return;
     closed_ = Error(ErrorCode::kShutdown, describe() + " was closed from this side");
+    is_closed_ = true;
   }
   shared_->loop.post([self = shared_from_this()] { self->closeOnLoop(ErrorCode::kShutdown, {}); });
 }
@@ -342,6 +367,7 @@ void StreamConnection::closeOnLoop(ErrorCode code, const std::string& text) {
     MutexLock lock(mutex_);
     if (closed_) reason = *closed_;
     closed_ = reason;
+    is_closed_ = true;
     if (!flushing_) failed = outgoing_.takeAll();  // else flush() fails them
     stream_.reset();
   }

@@ -57,15 +57,21 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
  private:
   /// Drops segments that have been copied to slabs: on this thread, or through Disposal if this thread is on the loop.
   void dropCopied(std::vector<Segment> segments);
-  /// Writes until the queue is empty or the stream is full. Only the thread that has set flushing_ may call it.
-  /// `resumed`: the stream was full before.
+  /// Bytes of queued frames, and the stream to which they go.
+  struct Batch;
+  /// Takes the first bytes of the queue; none if the connection is closed.
+  void gather(Batch& batch) TORCHRPC_REQUIRES(mutex_);
+  /// Writes until the queue is empty or the stream is full, first the batch. Only the thread that has set flushing_ may
+  /// call it. `resumed`: the stream was full before.
+  void write(Batch& batch, bool resumed);
+  /// Gathers and writes.
   void flush(bool resumed = false);
   /// Called when the stream may have room again: continues flush(). Returns false if no frame waited for room.
   bool resumeFlush();
-  /// Called by flush() when the stream is full or has failed: leaves the rest to a later resumeFlush(). Returns false
-  /// if flush() must go on.
+  /// Called by write() when the stream is full or has failed: leaves the rest to a later resumeFlush(). Returns false
+  /// if write() must go on.
   bool waitForRoom(ByteStream& stream, ssize_t written);
-  void complete(std::vector<FrameQueue::Outgoing>& outgoing, const Status& status);
+  void complete(std::span<FrameQueue::Outgoing> outgoing, const Status& status);
   /// Calls closeOnLoop() on the loop thread, now or as soon as possible. From now on, nothing is read.
   void fail(ErrorCode code, const std::string& text) TORCHRPC_REQUIRES(shared_->loop.lock());
   std::shared_ptr<ByteStream> openStream();
@@ -95,7 +101,9 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   FrameQueue outgoing_ TORCHRPC_GUARDED_BY(mutex_);
   std::shared_ptr<ByteStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() until the connection ends
   bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;               ///< a thread is in flush(), or about to call it
-  bool waiting_for_room_ TORCHRPC_GUARDED_BY(mutex_) = false;       ///< the stream was full: resumeFlush() follows
+  // These two are written with the mutex. On the loop they are read without it, for each frame.
+  std::atomic<bool> waiting_for_room_{false};  ///< the stream was full: resumeFlush() follows
+  std::atomic<bool> is_closed_{false};         ///< closed_ is set
   Status closed_ TORCHRPC_GUARDED_BY(mutex_);  ///< the reason; once set, nothing more is sent or delivered
 
   // Guarded by the loop lock; all but reader_ and failed_ are changed on the loop thread only.

@@ -7,6 +7,8 @@
 //   space is bounded by Limits::segment_bytes. Where the system does not overcommit memory, an allocation that is too
 //   large fails, and only this frame is lost.)
 // A peer may send over several connections, so its bound is that of one connection times their number (Quota).
+// When the first bytes of the head of a frame of kMinAnnouncedBytes or more have arrived, the layers above are asked
+// whether they take it: they charge all of it to the peer's quota. A frame that they refuse occupies only these bytes.
 
 #include "transport/native/frame_stream.h"
 
@@ -30,6 +32,8 @@ constexpr uint64_t kMinHeadCapacity = 64 << 20;
 // One step allocates segments until they have this many bytes, or are this many. One read fills fewer.
 constexpr uint64_t kMaxAheadBytes = 16 << 20;
 constexpr size_t kMaxAheadSegments = 256;
+// The bytes of the head with which a frame is announced.
+constexpr uint64_t kAnnouncedHeadBytes = 64;
 
 }  // namespace
 
@@ -77,7 +81,7 @@ size_t FrameQueue::gather(std::span<iovec> parts) const {
   return used;
 }
 
-void FrameQueue::advance(size_t bytes, std::vector<Outgoing>& sent) {
+void FrameQueue::advance(size_t bytes, Sent& sent) {
   while (!queue_.empty()) {
     auto& first = queue_.front();
     const auto left = first.part(part_).iov_len - offset_;
@@ -202,13 +206,25 @@ Status FrameReader::beginBody() {
     if (slabOffset(i) == FrameHeader::kInStream) rest_bytes_ += layout_[i];
   }
   extended_ = 0;
+  unannounced_bytes_ = announced_ && size.bytes() >= kMinAnnouncedBytes ? size.bytes() : 0;
   return std::nullopt;
+}
+
+void FrameReader::announce(ByteStream& stream) {
+  auto refused = announced_(frame_.head, std::exchange(unannounced_bytes_, 0));
+  if (!refused) return;
+  dropSegments(stream, *std::move(refused));
+  header_.head_bytes = frame_.head.size();
 }
 
 void FrameReader::extendBody(ByteStream& stream) {
   begin(Stage::kBody);
+  if (unannounced_bytes_ > 0 && frame_.head.size() >= std::min(header_.head_bytes, kAnnouncedHeadBytes)) {
+    announce(stream);
+    if (frame_.failure) return;
+  }
   extendHead();
-  if (frame_.head.size() < header_.head_bytes) return;
+  if (unannounced_bytes_ > 0 || frame_.head.size() < header_.head_bytes) return;
   const size_t head_targets = targets_.size();
   const auto rest_bytes = rest_bytes_;
   try {
@@ -218,16 +234,25 @@ void FrameReader::extendBody(ByteStream& stream) {
   } catch (const std::exception&) {
     targets_.resize(head_targets);
     rest_bytes_ = rest_bytes;
-    dropSegments(stream);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < header_.segments; ++i) {
+      if (slabOffset(i) == FrameHeader::kInStream) bytes += layout_[i];
+    }
+    dropSegments(
+        stream,
+        {ErrorCode::kFrameTooLarge,
+         "the receiver has no memory for a message with " + std::to_string(bytes) + " bytes of tensors"});
   }
 }
 
 void FrameReader::extendHead() {
   auto& head = frame_.head;
   const size_t had = head.size();
-  const uint64_t bytes = had + std::min(header_.head_bytes - had, kHeadStepBytes);
+  const auto step = unannounced_bytes_ > 0 ? kAnnouncedHeadBytes : kHeadStepBytes;
+  const uint64_t bytes = had + std::min(header_.head_bytes - had, step);
   if (bytes == had) return;
-  if (bytes > head.capacity()) head.reserve(std::min(header_.head_bytes, std::max(2 * bytes, kMinHeadCapacity)));
+  if (unannounced_bytes_ == 0 && bytes > head.capacity())
+    head.reserve(std::min(header_.head_bytes, std::max(2 * bytes, kMinHeadCapacity)));
   head.resize(bytes);
   addTarget(head.data() + had, bytes - had);
   rest_bytes_ -= bytes - had;
@@ -252,24 +277,18 @@ void FrameReader::extendSegments(ByteStream& stream) {
   }
 }
 
-void FrameReader::dropSegments(ByteStream& stream) {
-  uint64_t bytes = 0;
+void FrameReader::dropSegments(ByteStream& stream, Error failure) {
   const size_t allocated = frame_.segments.size();
   frame_.segments = {};
   for (size_t i = 0; i < header_.segments; ++i) {
     const auto slab_offset = slabOffset(i);
-    if (slab_offset == FrameHeader::kInStream) {
-      bytes += layout_[i];
-    } else if (i >= allocated) {
-      stream.leaseFromSlab(slab_offset, layout_[i]);  // the end of the lease returns the slab to the peer
-    }
+    if (slab_offset == FrameHeader::kInStream || i < allocated) continue;
+    stream.leaseFromSlab(slab_offset, layout_[i]);  // the end of the lease returns the slab to the peer
   }
   addTarget(nullptr, rest_bytes_);
   extended_ = header_.segments;
   rest_bytes_ = 0;
-  frame_.failure = std::make_shared<Error>(
-      ErrorCode::kFrameTooLarge,
-      "the receiver has no memory for a message with " + std::to_string(bytes) + " bytes of tensors");
+  frame_.failure = std::make_shared<Error>(std::move(failure));
 }
 
 Result<std::optional<Frame>> FrameReader::nextStage(ByteStream& stream) try {

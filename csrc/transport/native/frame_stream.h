@@ -3,11 +3,15 @@
 // Writes frames to a byte stream and reads them from it. Copies only headers, and the bytes that one read returns
 // together with a header. PROTOCOL.md specifies the bytes. Threads: one at a time.
 
+#include <c10/util/SmallVector.h>
+
 #include <array>
 #include <deque>
 #include <functional>
 #include <span>
+#include <string_view>
 #include <sys/uio.h>
+#include <utility>
 #include <vector>
 
 #include "transport/native/byte_stream.h"
@@ -44,13 +48,15 @@ class FrameQueue {
     iovec part(size_t index) const;
   };
 
+  using Sent = c10::SmallVector<Outgoing, 1>;  ///< the frames of one write: most often one, which needs no allocation
+
   void push(Outgoing&& outgoing) { queue_.push_back(std::move(outgoing)); }
   bool empty() const { return queue_.empty(); }
   /// Fills `parts` with the next bytes to write, as many parts as fit. Returns the number of parts. They stay valid
   /// until advance() passes them.
   size_t gather(std::span<iovec> parts) const;
   /// Advances by bytes that have been written, and moves the frames that are complete to `sent`.
-  void advance(size_t bytes, std::vector<Outgoing>& sent);
+  void advance(size_t bytes, Sent& sent);
   std::vector<Outgoing> takeAll();
 
  private:
@@ -65,7 +71,12 @@ class FrameQueue {
 /// delivered with its head and Frame::failure, and the frames that follow are not affected.
 class FrameReader {
  public:
-  explicit FrameReader(const Limits& limits) : limits_(limits) {}
+  /// Called with the beginning of the head of a large frame, and with the size of the whole frame. An error drops the
+  /// frame as it arrives.
+  using Announced = std::function<Status(std::string_view head_begin, uint64_t bytes)>;
+
+  explicit FrameReader(const Limits& limits, Announced announced = {})
+      : limits_(limits), announced_(std::move(announced)) {}
 
   /// The number of bytes of the current frame that are known to be missing.
   size_t missing() const;
@@ -97,22 +108,26 @@ class FrameReader {
   /// Whether memory has been allocated for all of the body.
   bool isExtended() const { return frame_.head.size() == header_.head_bytes && extended_ == header_.segments; }
   void extendBody(ByteStream& stream);
+  /// Asks announced_ whether the frame, whose head has begun to arrive, is taken, and drops it if not.
+  void announce(ByteStream& stream);
   void extendHead();
   void extendSegments(ByteStream& stream);
-  /// Called when there is no memory for the segments: drops those that have memory, and the bytes still to come.
-  void dropSegments(ByteStream& stream);
+  /// Drops the segments that have memory, and the bytes still to come.
+  void dropSegments(ByteStream& stream, Error failure);
   size_t layoutSize() const { return size_t{header_.segments} * (header_.flags != 0 ? 2 : 1); }
   /// Returns FrameHeader::kInStream if the segment is not in a slab.
   uint64_t slabOffset(size_t segment) const;
 
   const Limits& limits_;
+  const Announced announced_;
   Stage stage_ = Stage::kHeader;
   std::array<char, sizeof(FrameHeader)> header_bytes_;
   FrameHeader header_;
   std::vector<uint64_t> layout_;
   Frame frame_;
-  size_t extended_ = 0;      ///< the number of segments that have memory or are dropped
-  uint64_t rest_bytes_ = 0;  ///< bytes of the body in the stream that have no targets yet
+  uint64_t unannounced_bytes_ = 0;  ///< all of a frame that is still to be announced; else 0
+  size_t extended_ = 0;             ///< the number of segments that have memory or are dropped
+  uint64_t rest_bytes_ = 0;         ///< bytes of the body in the stream that have no targets yet
   std::vector<Target> targets_;
   size_t next_ = 0;
 };

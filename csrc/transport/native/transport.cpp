@@ -5,9 +5,11 @@
 // descriptor and a few hundred bytes. The session is closed at its deadline, or sooner: the oldest session is closed
 // when more than `max_pending_handshakes` are pending, or when the process runs out of descriptors. A peer that has
 // greeted, which means that it has named the listener and the group as only readers of the store can, does not count
-// towards this limit (kGreetedFactor limits these peers), and is closed last. Open connections are not affected. If the
-// group has a secret, a peer that does not prove that it knows the secret never becomes a StreamConnection, and only a
-// StreamConnection reads frames.
+// towards this limit: kGreetedFactor limits these peers. Each kind of session makes room for its own, so a flood of one
+// kind closes none of the other, and all sessions together have half of the descriptors that the process may open. Open
+// connections are not affected. If the group has a secret, a HELLO that has arrived before is refused at once, and a
+// peer that does not prove that it knows the secret never becomes a StreamConnection. Only a StreamConnection reads
+// frames.
 //
 // Note [Dialling again]
 // A handshake may fail although the peer is alive: the peer is stopped, or it has closed the connection to make room,
@@ -21,8 +23,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <limits>
 #include <list>
 #include <mutex>
+#include <sys/resource.h>
 
 #include "base/log.h"
 #include "base/os/sockets.h"
@@ -43,6 +47,13 @@ constexpr Duration kFirstDialPause = std::chrono::milliseconds(20);
 constexpr Duration kLongestDialPause = std::chrono::seconds(1);
 // The limit of pending handshakes whose peers have greeted, in multiples of `max_pending_handshakes`.
 constexpr size_t kGreetedFactor = 16;
+
+/// Returns the number of descriptors that the sessions of each kind may occupy: see Note [Unauthenticated peers].
+size_t maxSessionDescriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return std::numeric_limits<size_t>::max();
+  return static_cast<size_t>(limit.rlim_cur / 4);
+}
 
 class NativeTransport : public Transport {
  public:
@@ -67,6 +78,9 @@ class NativeTransport : public Transport {
     return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
   }
   std::map<std::string, std::string> metrics() const override;
+  void onRefused(std::function<void(const std::string&, const Error&)> observer) override {
+    refusal_observer_ = std::move(observer);
+  }
 
  private:
   struct Listener {
@@ -81,9 +95,12 @@ class NativeTransport : public Transport {
   // On the loop thread; without the loop lock, unless they acquire it.
   void startAccepting(Listener& listener);
   void acceptMany(Listener& listener);
-  /// Closes the oldest pending handshake whose peer has not greeted; if all have, the oldest of all.
-  void dropOldestHandshake();
-  bool hasRoomForHandshake() const;
+  /// Closes the oldest pending handshakes of each kind beyond its limit, so that there is room for another one.
+  void makeRoomForHandshake();
+  /// Closes the oldest pending handshake, of the kind of which there are more. Returns false if there is none.
+  bool dropOldestHandshake();
+  size_t countGreeted() const;
+  void dropOldestHandshake(bool has_greeted);
   void startInboundHandshake(Descriptor socket, bool tcp);
   /// Returns the reason to refuse another connection of this worker, or nothing.
   std::optional<std::string> refusalOf(const std::string& peer_name) const;
@@ -112,7 +129,8 @@ class NativeTransport : public Transport {
   // Own synchronization.
   std::once_flag close_once_;
 
-  // Written by listen(), before the loop reads it.
+  // Written by onRefused() and listen(), before the loop reads it.
+  std::function<void(const std::string&, const Error&)> refusal_observer_;
   Acceptor acceptor_;
   Address own_;
 
@@ -192,7 +210,7 @@ void NativeTransport::acceptMany(Listener& listener) {
       // The listener stays ready: without a pause the loop thread would use all of a core.
       static LogOnce once;
       once.log(LogLevel::kWarning, "a connection cannot be accepted: " + socketErrorText(errno));
-      dropOldestHandshake();
+      if (dropOldestHandshake()) continue;
       listener.watch.setInterest(false, false);
       listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.setInterest(true, false); });
       return;
@@ -200,23 +218,43 @@ void NativeTransport::acceptMany(Listener& listener) {
   }
 }
 
-void NativeTransport::dropOldestHandshake() {
-  if (inbound_handshakes_.empty()) return;
-  ++shared_->refused;
-  const auto oldest = std::ranges::find_if(inbound_handshakes_, [](const auto& each) { return !each->hasGreeted(); });
-  inbound_handshakes_.erase(oldest == inbound_handshakes_.end() ? inbound_handshakes_.begin() : oldest);
+size_t NativeTransport::countGreeted() const {
+  return static_cast<size_t>(
+      std::ranges::count_if(inbound_handshakes_, [](const auto& each) { return each->hasGreeted(); }));
 }
 
-bool NativeTransport::hasRoomForHandshake() const {
+void NativeTransport::dropOldestHandshake(bool has_greeted) {
+  const auto oldest = std::ranges::find_if(
+      inbound_handshakes_, [has_greeted](const auto& each) { return each->hasGreeted() == has_greeted; });
+  if (oldest == inbound_handshakes_.end()) return;
+  ++shared_->refused;
+  const auto dropped = std::move(*oldest);
+  inbound_handshakes_.erase(oldest);
+  if (!refusal_observer_) return;
+  const Error reason(ErrorCode::kTimeout, "it made room for later handshakes, because it was not finished");
+  refusal_observer_(dropped->peerName(), reason);
+}
+
+bool NativeTransport::dropOldestHandshake() {
+  if (inbound_handshakes_.empty()) return false;
+  const auto greeted = countGreeted();
+  dropOldestHandshake(/*has_greeted=*/greeted > inbound_handshakes_.size() - greeted);
+  return true;
+}
+
+void NativeTransport::makeRoomForHandshake() {
   const auto limit = options_.max_pending_handshakes;
-  if (inbound_handshakes_.size() < limit) return true;
-  const auto greeted = static_cast<size_t>(
-      std::ranges::count_if(inbound_handshakes_, [](const auto& each) { return each->hasGreeted(); }));
-  return inbound_handshakes_.size() - greeted < limit && greeted < kGreetedFactor * limit;
+  const auto descriptors = maxSessionDescriptors();
+  if (inbound_handshakes_.size() < std::min(limit, descriptors)) return;
+  const auto greeted = countGreeted();
+  if (inbound_handshakes_.size() - greeted >= std::min(limit, descriptors)) {
+    dropOldestHandshake(/*has_greeted=*/false);
+  }
+  if (greeted >= std::min(kGreetedFactor * limit, descriptors)) dropOldestHandshake(/*has_greeted=*/true);
 }
 
 void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
-  if (!hasRoomForHandshake()) dropOldestHandshake();
+  makeRoomForHandshake();
   const auto position = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
   *position = std::make_unique<HandshakeSession>(
       *shared_, std::move(socket),
@@ -225,7 +263,11 @@ void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
       [this, position, tcp](Result<HandshakeSession::AuthenticatedPeer> peer) {
         const auto session = std::move(*position);  // kept until this callback returns
         inbound_handshakes_.erase(position);
-        if (peer) onAuthenticated(std::move(peer).value(), tcp);
+        if (peer) return onAuthenticated(std::move(peer).value(), tcp);
+        const bool has_broken = peer.error().code() == ErrorCode::kWorkerLost;
+        if (refusal_observer_ && !has_broken) {
+          refusal_observer_(session->peerName(), peer.error());
+        }
       });
   (*position)->start(options_.handshake_deadline);
 }

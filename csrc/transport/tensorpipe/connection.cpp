@@ -51,6 +51,17 @@ void TensorPipeConnection::close() {
   pipe_->close();
 }
 
+void TensorPipeConnection::requireHandshake() {
+  auto awaited = Handshake::kAwaited;
+  if (handshake_.compare_exchange_strong(awaited, Handshake::kLate)) pipe_->close();
+}
+
+void TensorPipeConnection::onHandshakeFinished() {
+  auto state = handshake_.load();
+  while (state < Handshake::kFinished && !handshake_.compare_exchange_weak(state, Handshake::kFinished)) {
+  }
+}
+
 // ---- sending ----
 
 namespace {
@@ -84,6 +95,8 @@ void TensorPipeConnection::send(Frame frame, std::function<void(Status)> done) {
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
   auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(frame), std::move(done)});
   auto message = toMessage(outgoing->frame, peer_.channels);
+  auto unknown = Handshake::kUnknown;
+  handshake_.compare_exchange_strong(unknown, Handshake::kAwaited);
   pipe_->write(std::move(message), [self = shared_from_this(), outgoing](const tensorpipe::Error& error) {
     self->onSent(error, *outgoing);
   });
@@ -92,6 +105,7 @@ void TensorPipeConnection::send(Frame frame, std::function<void(Status)> done) {
 void TensorPipeConnection::onSent(const tensorpipe::Error& error, Outgoing& outgoing) noexcept {
   {
     LoopScope scope(shared_->callbacks);
+    if (!error) onHandshakeFinished();
     shared_->disposal.drop(std::move(outgoing.frame));
     std::exchange(outgoing.done, nullptr)(error ? Status(closeReason(error)) : std::nullopt);
   }
@@ -161,6 +175,7 @@ tensorpipe::Allocation allocate(tensorpipe::Descriptor& descriptor, bool head_is
 void TensorPipeConnection::onDescriptor(const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) noexcept {
   LoopScope scope(shared_->callbacks);
   if (error) return finish(closeReason(error));
+  onHandshakeFinished();
   const bool head_is_payload = descriptor.metadata.empty();
   const bool is_whole = !head_is_payload && descriptor.payloads.empty() && descriptor.tensors.empty();
   if (head_is_payload && descriptor.payloads.empty()) {
@@ -212,7 +227,10 @@ Error TensorPipeConnection::lost(const std::string& reason) const {
 }
 
 Error TensorPipeConnection::closeReason(const tensorpipe::Error& error) const {
-  if (!closed_here_ && !shared_->callbacks.closed()) return lost(reasonOf(error));
+  if (!closed_here_ && !shared_->callbacks.closed()) {
+    return lost(
+        handshake_ == Handshake::kLate ? "the peer did not finish TensorPipe's handshake in time" : reasonOf(error));
+  }
   return {ErrorCode::kShutdown, describe() + " was closed from this side"};
 }
 

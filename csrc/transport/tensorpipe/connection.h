@@ -47,6 +47,9 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
   void close() override;
   std::string describe() const override;
 
+  /// Ends the connection if the peer has not finished TensorPipe's handshake although a frame waits for it. Any thread.
+  void requireHandshake();
+
  private:
   struct Outgoing;
 
@@ -56,6 +59,7 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
   void onBody(const tensorpipe::Error& error, Frame& frame) noexcept;
   void onSent(const tensorpipe::Error& error, Outgoing& outgoing) noexcept;
   void finish(const Error& reason);
+  void onHandshakeFinished();
 
   Error lost(const std::string& reason) const;
   Error closeReason(const tensorpipe::Error& error) const;
@@ -66,6 +70,14 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
   const Peer peer_;
 
   std::atomic<bool> closed_here_{false};
+  /// What is known of TensorPipe's handshake with the peer.
+  enum class Handshake {
+    kUnknown,   ///< no frame has been sent or received
+    kAwaited,   ///< the first frame waits for it
+    kFinished,  ///< a frame has been written, or has arrived
+    kLate,      ///< it was awaited when requireHandshake() was called
+  };
+  std::atomic<Handshake> handshake_{Handshake::kUnknown};
 
   // On the loop only, after start().
   std::shared_ptr<ConnectionHandler> handler_;

@@ -6,6 +6,9 @@
 // listener no peer can reach the node. Therefore the transport listens again, at the same addresses, as soon as the old
 // sockets are closed. A separate thread waits for that, because the loop must not block. Peers that connect in these
 // few milliseconds are refused.
+// TensorPipe keeps the old listener while pipes that it has accepted are open, and with it the connections that it has
+// accepted but not read: their peers wait for an answer that never comes. So each transport ends the connections that
+// it opens if their handshake is not finished by a deadline.
 
 #include "transport/tensorpipe/transport.h"
 
@@ -19,6 +22,7 @@
 #include "base/doctor.h"
 #include "base/executor/task_thread.h"
 #include "base/log.h"
+#include "base/timer.h"
 #include "transport/host_address.h"
 #include "transport/tensorpipe/address.h"
 #include "transport/tensorpipe/backends.h"
@@ -39,6 +43,7 @@ class TensorPipeTransport : public Transport {
       : address_(chooseHostAddress({options.host, options.rendezvous_host})),
         transports_(makeTransports(options.transports)),
         channels_(makeChannels(options.channels, transports_, address_)),
+        handshake_deadline_(options.handshake_deadline),
         shared_(std::make_shared<TensorPipeShared>(options.limits)),
         context_(tensorpipe::ContextOptions().name(
             std::string(channels_.empty() ? kWithoutChannels : kWithChannels) + options.node_name)) {
@@ -70,9 +75,11 @@ class TensorPipeTransport : public Transport {
   const std::string address_;
   const std::vector<TransportBackend> transports_;
   const std::vector<ChannelBackend> channels_;
+  const Duration handshake_deadline_;
   const std::shared_ptr<TensorPipeShared> shared_;
 
-  // Has its own synchronization.
+  // Have their own synchronization.
+  const std::unique_ptr<Timer> timer_ = makeThreadTimer();
   tensorpipe::Context context_;
   std::once_flag close_once_;
 
@@ -197,12 +204,16 @@ std::shared_ptr<Connection> TensorPipeTransport::connect(
       shared_, std::move(pipe),
       TensorPipeConnection::Peer{peer_name, endpoint.url, parsed.channels && !channels_.empty()});
   connection->start(std::move(handler));
+  timer_->after(handshake_deadline_, [weak = std::weak_ptr(connection)] {
+    if (const auto opened = weak.lock()) opened->requireHandshake();
+  });
   return connection;
 }
 
 void TensorPipeTransport::close() {
   std::call_once(close_once_, [this] {
     shared_->callbacks.close();
+    timer_->close();
     context_.close();
     shared_->callbacks.wait();
     recovery_.reset();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/timer.h"
 #include "transport/transport.h"
 
 namespace torchrpc {
@@ -22,6 +23,7 @@ struct TensorPipeOptions {
   std::string host;  ///< this and the next: as in HostChoice
   std::string rendezvous_host;
   std::string node_name;
+  Duration handshake_deadline = std::chrono::seconds(10);  ///< for connections that this node opens
   Limits limits;
 };
 

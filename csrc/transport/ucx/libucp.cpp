@@ -7,6 +7,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -83,10 +84,11 @@ LoadedUcx loadUcx() {
   const std::string remedy =
       ". Install it with `pip install torchrpc[ucx]` (the package libucx-cu12; with CUDA 13, libucx-cu13) or as a "
       "package of the system (Debian 13: libucx0), or choose another transport";
-  if (!ucp.isFound() || !ucs.isFound()) {
-    const auto name = [](const char* library) { return os::libraryFile(library, kUcxAbi); };
-    return {std::nullopt, needs + "this machine has no " + name("ucp") + " and " + name("ucs") + remedy};
+  std::string missing;
+  for (const auto& [name, is_found] : {std::pair("ucp", ucp.isFound()), std::pair("ucs", ucs.isFound())}) {
+    if (!is_found) missing += (missing.empty() ? "" : " and no ") + os::libraryFile(name, kUcxAbi);
   }
+  if (!missing.empty()) return {std::nullopt, needs + "this machine has no " + missing + remedy};
   unsigned major = 0, minor = 0, release = 0;
   if (library.ucp_get_version != nullptr) library.ucp_get_version(&major, &minor, &release);
   const bool is_old = major != kUcxMajor || minor < kUcxMinor;

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchrpc._untrusted import printable
+
 ERROR = 2  # exit code: the group cannot be inspected, or the arguments are wrong
 
 TARGET = """\
@@ -114,9 +116,14 @@ def shortened(text: str) -> str:
     return text.replace(folder, "") if len(folder) > 2 else text
 
 
+def show(text: str) -> None:
+    """Print lines that name what other workers and users have named."""
+    print(printable(text, has_lines=True))
+
+
 def stop(text: str) -> "Any":
     """Print an error text and end the process with the exit code ERROR."""
-    print(text, file=sys.stderr)
+    print(printable(text, has_lines=True), file=sys.stderr)
     sys.exit(ERROR)
 
 

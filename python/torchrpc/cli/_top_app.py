@@ -14,6 +14,7 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
+from torchrpc._untrusted import printable
 from torchrpc.observe import _threads, _top
 
 
@@ -106,7 +107,7 @@ class TopApp(App[None]):
             shown = _top.snapshot(reports, self._earlier, [member.name for member in self._group.members])
             self._earlier = reports
         except Exception as error:  # shown above the last tables
-            self.call_from_thread(self._show_failure, str(error))
+            self.call_from_thread(self._show_failure, printable(str(error)))
         else:
             self.call_from_thread(self._show, shown)
         finally:

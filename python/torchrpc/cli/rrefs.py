@@ -34,5 +34,5 @@ def main(arguments: list[str]) -> int:
         print(json.dumps({"rrefs": found, "silent": _reports.silent(reports)}, indent=2))
     else:
         found = [row | {"made_at": _target.shortened(row["made_at"])} for row in found]
-        print(_rrefs.text(found, reports, options.older_than))
+        _target.show(_rrefs.text(found, reports, options.older_than))
     return 0

@@ -29,5 +29,5 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(_threads.plain(reports), indent=2))
     else:
-        print(_target.shortened(_threads.text(reports, options.all)))
+        _target.show(_target.shortened(_threads.text(reports, options.all)))
     return 0

@@ -44,5 +44,5 @@ def main(arguments: list[str]) -> int:
         time.sleep(options.every)
         reports = group.reports(timeout=options.timeout)
         shown = _top.snapshot(reports, earlier, [member.name for member in group.members])
-    print(json.dumps(shown, indent=2) if options.json else _top.text(shown, options.sort))
+    _target.show(json.dumps(shown, indent=2) if options.json else _top.text(shown, options.sort))
     return 0

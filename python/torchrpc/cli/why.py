@@ -30,5 +30,5 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(explanation, indent=2))
     else:
-        print(_target.shortened(_why.text(explanation)))
+        _target.show(_target.shortened(_why.text(explanation)))
     return _why.exit_code(explanation)

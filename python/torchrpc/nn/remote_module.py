@@ -15,8 +15,10 @@ from torch import nn
 from torch.distributed import _remote_device
 from torch.utils import _pytree as pytree
 
+from torchrpc._frames import program_stacklevel
 from torchrpc.rpc import api
-from torchrpc.rpc._allow_list import check_callable, check_method, local_value
+from torchrpc.rpc._calls.checks import check_arguments
+from torchrpc.rpc._security.allow_list import check_callable, check_method, local_value
 from torchrpc.rpc.api import RRef
 from torchrpc.rpc.internal import _internal_rpc_pickler
 
@@ -33,8 +35,9 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "module_interface",
     "module_rref",
 )
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 # Attributes that every RemoteModule has and that are not sent. The attributes of nn.Module are empty.
-_UNSENT_ATTRIBUTES = frozenset([*vars(nn.Module()), "forward_async", "forward"])
+_UNSENT_ATTRIBUTES = _MODULE_ATTRIBUTES | {"forward_async", "forward", "generated_methods"}
 
 # Methods of nn.Module that a RemoteModule does not forward: they raise ValueError.
 _UNSUPPORTED = """
@@ -141,11 +144,19 @@ class _RemoteModule(nn.Module):
         if not callable(module_cls):
             raise TypeError(f"module_cls must be a class or function that makes a module, but is {module_cls!r}.")
         self._set_location(remote_device, _module_interface_cls)
-        arguments = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, _module_interface_cls)
+        arguments = (module_cls, *check_arguments(args, kwargs), self.device, _module_interface_cls)
         self._refer_to(api.remote(self.on, _create_module, args=arguments))
+
+    # Subclasses that are written for torch call the methods whose names and meaning are upstream's: _prepare_init,
+    # _init_template, _install_generated_methods, _check_attribute_picklability.
 
     def _set_location(self, remote_device: str, interface: Any) -> None:
         """Set the attributes that name the module's worker and device, and its interface."""
+        self._prepare_init(remote_device)
+        self._init_template(interface)
+
+    def _prepare_init(self, remote_device: str) -> bool:
+        """Set the attributes that name the module's worker and device. Return whether the device is not the CPU."""
         if not api._is_current_rpc_agent_set():
             raise RuntimeError("RemoteModule only works in RPC. Call init_rpc first.")
         location = _remote_device(remote_device)
@@ -155,13 +166,30 @@ class _RemoteModule(nn.Module):
             self.on = agent.get_worker_info().name
         self.device = str(location.device())
         self.is_device_map_set = bool(agent._get_device_map(api._to_worker_info(self.on)))
+        self._init_template(None)
+        return torch.device(self.device).type != "cpu"
+
+    def _init_template(self, interface: Any, _moves_tensors: bool = False) -> None:
         self.is_scriptable = interface is not None
         self.module_interface = interface
         if interface is not None:
             check_interface(interface)
 
+    def _check_attribute_picklability(self) -> None:
+        """Raise AttributeError if this object has attributes that are not sent with it."""
+        if unsent := self._unsent_attributes():
+            raise AttributeError(f"A RemoteModule is sent without attributes that were added to it: {unsent}.")
+
+    def _unsent_attributes(self) -> list[str]:
+        return sorted(vars(self).keys() - _UNSENT_ATTRIBUTES - set(_REMOTE_MODULE_PICKLED_ATTRIBUTES))
+
     def _refer_to(self, rref: Any) -> None:
         self.module_rref = rref
+        self._install_generated_methods()
+
+    def _install_generated_methods(self) -> None:
+        """Set `forward` and `forward_async`, which call the module that `module_rref` refers to."""
+        rref = self.module_rref
         self.forward_async = _Forward(rref, self.device, self.is_device_map_set, blocking=False)
         self.forward = _Forward(rref, self.device, self.is_device_map_set, blocking=True)
 
@@ -208,8 +236,13 @@ class _RemoteModule(nn.Module):
         """Call `train(False)`. Returns this object."""
         return self.train(False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        if name not in _MODULE_ATTRIBUTES:
+            return super().__getattr__(name)
+        # A RemoteModule that was sent here gets the attributes of nn.Module when one of them is used.
+        for each, value in vars(nn.Module()).items():
+            self.__dict__.setdefault(each, value)
+        return self.__dict__[name]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(on={self.on!r}, device={self.device!r})"
@@ -302,8 +335,9 @@ def _rebuild(kind: type[_RemoteModule], attributes: tuple) -> _RemoteModule:
 
 
 def _reduce(module: _RemoteModule) -> tuple:
-    if unsent := sorted(vars(module).keys() - _UNSENT_ATTRIBUTES - set(_REMOTE_MODULE_PICKLED_ATTRIBUTES)):
-        warnings.warn(f"A RemoteModule is sent without the attributes that were added to it: {unsent}.", stacklevel=2)
+    if unsent := module._unsent_attributes():
+        text = f"A RemoteModule is sent without the attributes that were added to it: {unsent}."
+        warnings.warn(text, stacklevel=program_stacklevel())
     attributes = tuple(vars(module)[name] for name in _REMOTE_MODULE_PICKLED_ATTRIBUTES)
     return _rebuild, (type(module), attributes)
 

@@ -3,6 +3,7 @@ machine that can reach the group's store. Any thread may use a `Group`.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -14,10 +15,12 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from torchrpc import _C
+from torchrpc._untrusted import printable_data, read_file, read_key_file
 
 Report = dict[str, Any]
 
 _MOST_QUESTIONS = 32  # workers that are asked at the same time
+_MOST_CARD_BYTES = 1 << 16
 _STORE_TIMEOUT = datetime.timedelta(seconds=10)
 
 
@@ -105,7 +108,13 @@ class Group:
         self.close()
 
     def _ask(self, member: Member, stacks: bool, rrefs: bool, timeout: float) -> Report:
-        return self._way.ask(member.address, member.name, stacks, rrefs, timeout)
+        return _ask(self._way, member.address, member.name, timeout, stacks, rrefs)
+
+
+def _ask(way: _Way, address: str, name: str, timeout: float, stacks: bool = False, rrefs: bool = False) -> Report:
+    """Return the report of a worker, which may have written anything: its texts are made printable."""
+    report: Report = printable_data(way.ask(address, name, stacks, rrefs, timeout))
+    return report
 
 
 def _members_in(report: Report) -> list[Member]:
@@ -115,7 +124,7 @@ def _members_in(report: Report) -> list[Member]:
 
 def _group(way: _Way, address: str, name: str, timeout: float) -> Group:
     try:
-        return Group(way, _members_in(way.ask(address, name, False, False, timeout)))
+        return Group(way, _members_in(_ask(way, address, name, timeout)))
     except BaseException:
         way.close()
         raise
@@ -131,13 +140,23 @@ def _card(pid: int) -> Mapping[str, str]:
     except PermissionError:
         raise PermissionError(f"process {pid} belongs to another user: run this as that user or as root") from None
     for entry in entries:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # it has been closed meanwhile, or another program has made it
             if os.readlink(entry).startswith(f"/memfd:{_C._WORKER_CARD}"):
-                text = entry.read_text()
-                return dict(line.split(" ", 1) for line in text.splitlines())
-        except OSError:  # the descriptor has been closed meanwhile
-            continue
+                text = read_file(entry, _MOST_CARD_BYTES, {_user_of(pid)}).decode()
+                card = printable_data(dict(line.split(" ", 1) for line in text.splitlines()))
+                bytes.fromhex(card["secret"])
+                if card.keys() >= _PARTS_OF_CARD:
+                    return card
     raise ValueError(f"process {pid} is no worker: it has not called torchrpc's init_rpc, or has shut RPC down")
+
+
+_PARTS_OF_CARD = {"name", "address", "transport", "encryption", "needs_secret", "secret"}
+
+
+def _user_of(pid: int) -> int:
+    """Return the id of the user as whom the process runs, and who owns the files that it makes."""
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    return int(next(line for line in lines if line.startswith("Uid:")).split()[4])
 
 
 def _attach_to_process(pid: int, secret: str, identity: str, timeout: float) -> Group:
@@ -156,6 +175,13 @@ def _has_given_secret() -> bool:
     return any(os.environ.get(name) for name in names)
 
 
+def _secret_in(path: str) -> str:
+    try:
+        return read_key_file(path).rstrip("\n")
+    except ValueError as why:
+        raise ValueError(f"{path} cannot be the file of the secret: it {why}") from None
+
+
 def _attach_to_store(place: str, secret: str, identity: str, timeout: float) -> Group:
     host, _, port = place.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -171,7 +197,7 @@ def _attach_to_store(place: str, secret: str, identity: str, timeout: float) -> 
     failures = []
     for name, address in workers:  # some of them may be lost
         try:
-            return Group(way, _members_in(way.ask(address, name, False, False, timeout)))
+            return Group(way, _members_in(_ask(way, address, name, timeout)))
         except Exception as failure:
             failures.append(failure)
     way.close()
@@ -205,7 +231,7 @@ def attach(
     """
     if address is not None and pid is not None:
         raise ValueError("give an address or pid, not both")
-    secret = Path(secret_file).read_text().rstrip("\n") if secret_file else ""
+    secret = _secret_in(secret_file) if secret_file else ""
     if pid is not None:
         return _attach_to_process(pid, secret, identity or "", timeout)
     if address is not None:

@@ -3,16 +3,19 @@
 The HTTP server has threads of its own. A scrape reads the counters and makes no call.
 """
 
+import collections
+import contextlib
 import http.server
 import logging
 import os
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchrpc._C import TensorPipeAgent, _get_current_rpc_agent, _is_current_rpc_agent_set
 from torchrpc.rpc._errors import ShutdownError
-from torchrpc.rpc._init import _get_debug_info
+from torchrpc.rpc.api import _get_debug_info
 
 from ._metrics import FunctionMetrics, enable_metrics, functions
 
@@ -146,7 +149,9 @@ class MetricsServer:
         registry = client.CollectorRegistry()
         registry.register(_Collector())
         client.ProcessCollector(registry=registry)
-        self._server = _Server((addr, port), client.MetricsHandler.factory(registry))
+        handler = client.MetricsHandler.factory(registry)
+        handler.timeout = _IDLE_TIMEOUT_S
+        self._server = _Server((addr, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="torchrpc-metrics", daemon=True)
         self._thread.start()
         self.addr, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
@@ -164,16 +169,40 @@ class MetricsServer:
         self._thread.join()
 
 
+_IDLE_TIMEOUT_S = 5.0
+_MOST_CONNECTIONS = 32
+
+
 class _Server(http.server.ThreadingHTTPServer):
+    """A thread for each connection. A connection beyond `_MOST_CONNECTIONS` closes the oldest one of the address that
+    has most of them.
+    """
+
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         if ":" in address[0]:
-            import socket
-
             self.address_family = socket.AF_INET6
+        self._mutex = threading.Lock()
+        self._open: dict[Any, str] = {}  # connection -> address of the peer, the oldest connection first
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._mutex:
+            self._open[request] = client_address[0]
+            if len(self._open) > _MOST_CONNECTIONS:
+                ((most, _),) = collections.Counter(self._open.values()).most_common(1)
+                oldest = next(each for each, address in self._open.items() if address == most)
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its peer has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._mutex:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 def serve_metrics(port: int = 0, addr: str = "127.0.0.1") -> MetricsServer:

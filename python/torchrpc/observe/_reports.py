@@ -9,17 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torchrpc._frames import is_of_program
+from torchrpc._untrusted import printable
+
 Report = Mapping[str, Any]
 Reports = Mapping[str, "Report | BaseException"]
 
-# Frames outside the program's own code: those of this package, of parts of torch and of Python's standard library.
-_PLUMBING = re.compile(
-    r"[/\\]torchrpc[/\\](rpc|autograd|optim|nn|profiler|observe|testing|launch|cli)[/\\]"
-    r"|[/\\]torchrpc[/\\]\w+\.py$"
-    r"|[/\\]torch[/\\](futures|distributed|_jit_internal|utils)[/\\.]"
-    r"|[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
-    r"|^<frozen |^<string>$"
-)
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a disk or a driver", "T": "is stopped", "t": "is traced"}
 _BUSY_CORES = 0.25  # a running thread uses at least this much, also on a machine with other programs
 
@@ -32,7 +27,7 @@ def answered(reports: Reports) -> dict[str, Report]:
 def silent(reports: Reports) -> dict[str, str]:
     """Return {worker that did not answer: why}."""
     return {
-        name: f"{report}".rstrip(".") or type(report).__name__
+        name: printable(f"{report}".rstrip(".")) or type(report).__name__
         for name, report in reports.items()
         if not isinstance(report, Mapping)
     }
@@ -101,7 +96,7 @@ def lock_text(lock: Mapping[str, Any]) -> str:
 
 
 def digest_of(names: Iterable[str]) -> str:
-    """Return a digest of a set of names, as `rpc._gather` computes it for the name of a gathering."""
+    """Return a digest of a set of names, as `rpc._group.gather` computes it for the name of a gathering."""
     return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 
@@ -144,15 +139,13 @@ def gil_holder(report: Report, earlier: "Report | None" = None) -> int:
 def program_frame(thread: Mapping[str, Any]) -> "Mapping[str, Any] | None":
     """Return the innermost frame in the program's own code, else the innermost frame; None without Python frames."""
     frames = rows(thread, "python")
-    return next(
-        (each for each in frames if not _PLUMBING.search(str(each.get("file", "")))), frames[0] if frames else None
-    )
+    return next((each for each in frames if is_of_program(str(each.get("file", "")))), frames[0] if frames else None)
 
 
 def is_in_program(thread: Mapping[str, Any]) -> bool:
     """Return whether a thread has a frame in the program's own code."""
     frame = program_frame(thread)
-    return frame is not None and not _PLUMBING.search(str(frame.get("file", "")))
+    return frame is not None and is_of_program(str(frame.get("file", "")))
 
 
 def place(frame: "Mapping[str, Any] | None") -> str:

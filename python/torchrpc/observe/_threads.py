@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torchrpc._untrusted import printable
+
 from . import _reports as reading
 from ._reports import Report, Reports, age, number, plural, rows
 
@@ -20,7 +22,7 @@ def text(reports: Reports, show_all: bool = False) -> str:
     parts = [
         _text_of_worker(name, report, show_all, functions)
         if isinstance(report, Mapping)
-        else f"{name} does not answer: {report}"
+        else f"{name} does not answer: {printable(str(report))}"
         for name, report in reports.items()
     ]
     return "\n\n".join(parts)

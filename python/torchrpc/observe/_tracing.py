@@ -15,7 +15,7 @@ import torch
 
 import torchrpc.autograd as dist_autograd
 from torchrpc import _C
-from torchrpc.rpc import _futures, _profiling
+from torchrpc.rpc._calls import futures, profiling
 from torchrpc.rpc.internal import RPCExecMode, _AsyncResult
 
 _lock = threading.Lock()
@@ -158,7 +158,7 @@ class _Tracing:
 
 
 def _name_of(func: Any) -> str:
-    name = _profiling._function_name(func)
+    name = profiling._function_name(func)
     if "::" in name:
         return name
     func = getattr(func, "_wrapped_async_rpc_function", func)
@@ -195,8 +195,8 @@ def trace(tracer_provider: Any = None) -> Callable[[], None]:
     tracing = _Tracing(tracer_provider)
     with _lock:
         _current = tracing
-        _profiling.call_in_span = tracing.call
-        _futures.in_context = _in_context
+        profiling.call_in_span = tracing.call
+        futures.in_context = _in_context
         dist_autograd._in_span = tracing.backward
         _C._set_tracing(tracing.serve, tracing.record)
 
@@ -205,7 +205,7 @@ def trace(tracer_provider: Any = None) -> Callable[[], None]:
         with _lock:
             if _current is not tracing:
                 return
-            _current = _profiling.call_in_span = _futures.in_context = dist_autograd._in_span = None
+            _current = profiling.call_in_span = futures.in_context = dist_autograd._in_span = None
             _C._set_tracing(None, None)
 
     return stop

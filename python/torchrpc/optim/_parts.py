@@ -165,7 +165,7 @@ class _LocalOptimizer:
     def __init__(
         self, cls: Callable[..., Any], groups: list[Options], args: tuple, kwargs: Options, lock_free: bool
     ) -> None:
-        from torchrpc.rpc._allow_list import local_value
+        from torchrpc.rpc._security.allow_list import local_value
 
         self.params: list[torch.Tensor] = []
         self.lock = threading.Lock() if lock_free else self.global_lock
@@ -250,7 +250,7 @@ def _copied(state: State) -> State:
 
 def _make(cls: Any, groups: list[Options], args: tuple, kwargs: Options, lock_free: bool) -> tuple[Any, list, Options]:
     import torchrpc.rpc as rpc
-    from torchrpc.rpc._allow_list import check_callable
+    from torchrpc.rpc._security.allow_list import check_callable
 
     check_callable(cls)
     local = _LocalOptimizer(cls, groups, args, kwargs, lock_free)
@@ -260,7 +260,7 @@ def _make(cls: Any, groups: list[Options], args: tuple, kwargs: Options, lock_fr
 
 def _checked_optimizer(rref: Any, method: str) -> _LocalOptimizer:
     """Return the optimizer. Raise NotAllowedError if other workers may not call that method of it."""
-    from torchrpc.rpc._allow_list import check_method, local_value
+    from torchrpc.rpc._security.allow_list import check_method, local_value
 
     local = local_value(rref)
     if type(local) is not _LocalOptimizer:

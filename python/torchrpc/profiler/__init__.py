@@ -19,7 +19,7 @@ import torch
 
 import torchrpc.rpc as rpc
 from torchrpc._C import _allow_list, _caller, _start_trace, _stop_trace
-from torchrpc.rpc._allow_list import refused
+from torchrpc.rpc._security.allow_list import refused
 
 from ._merge import UNKNOWN_CALL, WorkerTrace, absolute_ns, label, merge, ranges
 

@@ -6,6 +6,7 @@ it in torch's place at no cost for a process that never makes a call.
 
 import atexit
 import importlib
+import logging
 import sys
 from typing import Any
 
@@ -22,27 +23,33 @@ _EXPORTS = {
         "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
     ),
     "torchrpc.rpc.api": (
-        "AllGatherStates RRef get_worker_info get_worker_infos remote rpc_async rpc_sync shutdown _wait_all"
+        "AllGatherStates RRef get_worker_info get_worker_infos remote rpc_async rpc_sync shutdown _get_debug_info "
+        "_wait_all"
     ),
-    "torchrpc.rpc._batching": "batched",
+    "torchrpc.rpc._absent": (
+        "_invoke_remote_builtin _invoke_remote_python_udf _invoke_remote_torchscript "
+        "_invoke_rpc_builtin _invoke_rpc_python_udf _invoke_rpc_torchscript"
+    ),
+    "torchrpc.rpc._calls.batching": "batched",
     "torchrpc.rpc._errors": (
-        "ArgumentMismatchError CancelledError NameNotFoundError NotAllowedError QuotaExceededError RendezvousError "
-        "RpcError RpcTimeoutError SerializationError ShutdownError WorkerLostError"
+        "ArgumentMismatchError CancelledError NameNotFoundError NotAllowedError QuotaExceededError RemoteException "
+        "RendezvousError RpcError RpcTimeoutError SerializationError ShutdownError WorkerLostError"
     ),
-    "torchrpc.rpc._futures": "Future",
-    "torchrpc.rpc._plain_objects": "register_data_class",
-    "torchrpc.rpc._limits": "Limits Quota",
-    "torchrpc.rpc._members": "get_workers on_member_change",
-    "torchrpc.rpc._retries": "RetryPolicy",
-    "torchrpc.rpc._tls": "TlsOptions",
-    "torchrpc.rpc._waiting": "wait",
+    "torchrpc.rpc._calls.futures": "Future",
+    "torchrpc.rpc._values.plain_objects": "register_data_class",
+    "torchrpc.rpc._security.limits": "Limits Quota",
+    "torchrpc.rpc._group.members": "get_workers on_member_change",
+    "torchrpc.rpc._calls.retries": "RetryPolicy",
+    "torchrpc.rpc._security.tls": "TlsOptions",
+    "torchrpc.rpc._calls.waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"
     ),
-    "torchrpc.rpc._init": "init_rpc _get_debug_info _init_rpc_backend _is_tensorpipe_available _validate_rpc_args",
+    "torchrpc.rpc._group.init": "init_rpc _init_rpc_backend _is_tensorpipe_available _validate_rpc_args",
     "torchrpc.rpc.options": "TensorPipeRpcBackendOptions",
     "torchrpc.rpc.server_process_global_profiler": "_server_process_global_profile",
 }
+logger = logging.getLogger(__name__)  # its children are the loggers of the modules
 _SUBMODULES = "api backend_registry constants functions internal options rref_proxy server_process_global_profiler"
 
 
@@ -68,7 +75,7 @@ def _load() -> None:
     for name in _SUBMODULES.split():
         importlib.import_module(f"{__name__}.{name}")
     importlib.import_module("torchrpc.rpc._logging").configure()
-    importlib.import_module("torchrpc.rpc._futures").extend_futures()
+    importlib.import_module("torchrpc.rpc._calls.futures").extend_futures()
     namespace["__all__"] = [name for name in __dir__() if not name.startswith("_")]
     importlib.import_module("torchrpc._install").on_load()
 

@@ -1,4 +1,5 @@
 # The names that __init__.py adds on first use; test_stubs.py compares the two.
+import logging
 from typing import Any
 
 from torchrpc._C import (
@@ -107,8 +108,35 @@ from . import (
 from . import (
     server_process_global_profiler as server_process_global_profiler,
 )
-from ._batching import (
+from ._absent import (
+    _invoke_remote_builtin as _invoke_remote_builtin,
+)
+from ._absent import (
+    _invoke_remote_python_udf as _invoke_remote_python_udf,
+)
+from ._absent import (
+    _invoke_remote_torchscript as _invoke_remote_torchscript,
+)
+from ._absent import (
+    _invoke_rpc_builtin as _invoke_rpc_builtin,
+)
+from ._absent import (
+    _invoke_rpc_python_udf as _invoke_rpc_python_udf,
+)
+from ._absent import (
+    _invoke_rpc_torchscript as _invoke_rpc_torchscript,
+)
+from ._calls.batching import (
     batched as batched,
+)
+from ._calls.futures import (
+    Future as Future,
+)
+from ._calls.retries import (
+    RetryPolicy as RetryPolicy,
+)
+from ._calls.waiting import (
+    wait as wait,
 )
 from ._errors import (
     ArgumentMismatchError as ArgumentMismatchError,
@@ -124,6 +152,9 @@ from ._errors import (
 )
 from ._errors import (
     QuotaExceededError as QuotaExceededError,
+)
+from ._errors import (
+    RemoteException as RemoteException,
 )
 from ._errors import (
     RendezvousError as RendezvousError,
@@ -143,53 +174,44 @@ from ._errors import (
 from ._errors import (
     WorkerLostError as WorkerLostError,
 )
-from ._futures import (
-    Future as Future,
-)
-from ._init import (
-    _get_debug_info as _get_debug_info,
-)
-from ._init import (
+from ._group.init import (
     _init_rpc_backend as _init_rpc_backend,
 )
-from ._init import (
+from ._group.init import (
     _is_tensorpipe_available as _is_tensorpipe_available,
 )
-from ._init import (
+from ._group.init import (
     _validate_rpc_args as _validate_rpc_args,
 )
-from ._init import (
+from ._group.init import (
     init_rpc as init_rpc,
 )
-from ._limits import (
-    Limits as Limits,
-)
-from ._limits import (
-    Quota as Quota,
-)
-from ._members import (
+from ._group.members import (
     get_workers as get_workers,
 )
-from ._members import (
+from ._group.members import (
     on_member_change as on_member_change,
 )
-from ._plain_objects import (
-    register_data_class as register_data_class,
+from ._security.limits import (
+    Limits as Limits,
 )
-from ._retries import (
-    RetryPolicy as RetryPolicy,
+from ._security.limits import (
+    Quota as Quota,
 )
-from ._tls import (
+from ._security.tls import (
     TlsOptions as TlsOptions,
 )
-from ._waiting import (
-    wait as wait,
+from ._values.plain_objects import (
+    register_data_class as register_data_class,
 )
 from .api import (
     AllGatherStates as AllGatherStates,
 )
 from .api import (
     RRef as RRef,
+)
+from .api import (
+    _get_debug_info as _get_debug_info,
 )
 from .api import (
     _wait_all as _wait_all,
@@ -234,6 +256,7 @@ from .server_process_global_profiler import (
     _server_process_global_profile as _server_process_global_profile,
 )
 
+logger: logging.Logger
 Backend: Any
 BackendType: Any
 

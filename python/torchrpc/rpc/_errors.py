@@ -56,7 +56,7 @@ class QuotaExceededError(RpcError):
 
 
 class CancelledError(RpcError):
-    """A C++ worker has cancelled the call, or a call for which the called function was waiting."""
+    """The call was cancelled, or a call for which the called function was waiting."""
 
     __module__ = "torchrpc.rpc"
 
@@ -74,6 +74,28 @@ class NameNotFoundError(RpcError):
     """
 
     __module__ = "torchrpc.rpc"
+
+
+class RemoteException(RpcError):
+    """A called function has raised an exception whose class this worker cannot import, or that is no Exception.
+
+    For example a class that is defined in a function, or SystemExit. The text has the traceback of the callee.
+
+    Attributes:
+        type_name (str): the class with its module: "package.module.Class"; empty if it is unknown.
+        message (str): the str() of the exception.
+        traceback (str): the traceback of the callee; empty for causes and contexts.
+    """
+
+    __module__ = "torchrpc.rpc"
+
+    def __init__(
+        self, text: str = "", worker: str = "", type_name: str = "", message: str = "", traceback: str = ""
+    ) -> None:
+        super().__init__(text, worker)
+        self.type_name = type_name
+        self.message = message
+        self.traceback = traceback
 
 
 class RendezvousError(RpcError):

@@ -3,11 +3,12 @@
 import logging
 import os
 import sys
-from pathlib import Path
+import traceback
 
 from torchrpc import _C
+from torchrpc._frames import PACKAGE, is_of_program
+from torchrpc._untrusted import printable
 
-_PACKAGE = str(Path(__file__).parents[1])
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -46,6 +47,7 @@ def log_record(
     `worker`, `peer` and `function`; `age_s` unless negative; `made_at` unless empty; and `line` if `thread` runs Python
     code outside torchrpc.
     """
+    text = printable(text)
     logger = logging.getLogger("torchrpc.calls" if function else "torchrpc.core")
     fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function} if function else {}
     if age_s >= 0:
@@ -62,8 +64,11 @@ def log_record(
 
 
 def _line_of(thread: int) -> str:
-    """Return "file:line" of the innermost frame of a thread that is not torchrpc's; "" if there is none."""
+    """Return "file:line" of a thread's innermost frame in the program's own code, else of the innermost frame that is
+    not torchrpc's; "" if there is none.
+    """
     frame = sys._current_frames().get(thread) if thread else None
-    while frame and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+    codes = [(each.f_code.co_filename, line) for each, line in traceback.walk_stack(frame)] if frame else []
+    of_program = [(file, line) for file, line in codes if is_of_program(file)]
+    outside = [(file, line) for file, line in codes if not file.startswith(PACKAGE)]
+    return next((f"{file}:{line}" for file, line in [*of_program, *outside]), "")

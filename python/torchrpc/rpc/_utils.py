@@ -1,6 +1,7 @@
 """How workers join and leave a group without a fixed size: one worker at a time, the holder of a token in the store."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from torch.distributed import DistNetworkError, Store
 
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
-from ._checks import check_caller
+from ._calls.checks import check_caller
 from ._errors import RendezvousError
 
 _TOKEN = "RpcGroupManagementToken"
@@ -17,8 +18,8 @@ _TOKEN_POLL_S = 0.01
 
 
 @contextlib.contextmanager
-def _group_membership_management(store: Store, name: str, is_join: bool) -> Iterator[None]:
-    """Hold the token while the block runs; wait for its present holder for at most the store's timeout.
+def _group_membership_management(store: Store, name: str, is_join: bool, limit_s: float = math.inf) -> Iterator[None]:
+    """Hold the token while the block runs; wait for its present holder for at most `limit_s` and the store's timeout.
 
     The token is returned even if the block fails, so that the error of one worker does not stop all others. A worker
     leaves without the token if the store's process (rank 0) has ended: no worker can join that group any more.
@@ -28,7 +29,7 @@ def _group_membership_management(store: Store, name: str, is_join: bool) -> Iter
     """
     ignored = () if is_join else (DistNetworkError,)
     with contextlib.suppress(*ignored):
-        _take_token(store, f"{name}, to {'join' if is_join else 'leave'}")
+        _take_token(store, f"{name}, to {'join' if is_join else 'leave'}", limit_s)
     try:
         yield
     finally:
@@ -36,14 +37,15 @@ def _group_membership_management(store: Store, name: str, is_join: bool) -> Iter
             store.set(_TOKEN, "")
 
 
-def _take_token(store: Store, mine: str) -> None:
+def _take_token(store: Store, mine: str, limit_s: float) -> None:
     # store.wait() would block the store for all threads, also for those that serve the holder, and a second connection
     # takes a minute to notice that the store's process has ended.
-    deadline = time.monotonic() + store.timeout.total_seconds()
+    timeout_s = min(store.timeout.total_seconds(), limit_s)
+    deadline = time.monotonic() + timeout_s
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
         if time.monotonic() > deadline:
             raise RendezvousError(
-                f"{mine} the group, waited {store.timeout.total_seconds():g} s for the token held by {holder}. "
+                f"{mine} the group, waited {timeout_s:g} s for the token held by {holder}. "
                 "If that worker is dead, start a new group; otherwise increase rpc_timeout."
             )
         time.sleep(_TOKEN_POLL_S)

@@ -6,6 +6,7 @@ here look up each other, and the extension's functions, in this module each time
 """
 
 import contextlib
+import datetime
 import functools
 import logging
 import math
@@ -16,35 +17,47 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+import torchrpc.autograd as dist_autograd
 from torchrpc._C import (
     PyRRef,
     TensorPipeAgent,
     WorkerInfo,
     _caller,
+    _caller_is_client,
     _cleanup_python_rpc_handler,
     _delete_all_user_and_unforked_owner_rrefs,
     _destroy_rref_context,
     _get_current_rpc_agent,
     _is_current_rpc_agent_set,
     _reset_current_rpc_agent,
+    _rref_context_get_debug_info,
     _serves_call,
     _set_and_start_rpc_agent,
     get_rpc_timeout,
 )
 
-from . import _calls, _gather
-from ._allow_list import local_value
-from ._calls import _wait_all as _wait_all
-from ._calls import remote, rpc_async, rpc_sync
-from ._checks import _check_initialized as _check_initialized
-from ._checks import _to_worker_info as _to_worker_info
-from ._checks import check_caller
-from ._coroutines import on_event_loop, stop_event_loop
-from ._errors import RpcError, WorkerLostError
-from ._gather import AllGatherStates
-from ._members import attach, detach, get_workers
-from ._rendezvous import mark_formed
-from ._shutdown import EXIT_ANSWER_S, EXIT_GRACE_S, answer_served_calls, end_static_group, stop_agent
+from ._absent import CALL, Absent
+from ._calls import sending
+from ._calls.checks import _check_initialized as _check_initialized
+from ._calls.checks import _to_worker_info as _to_worker_info
+from ._calls.checks import check_caller, check_seconds
+from ._calls.coroutines import on_event_loop, stop_event_loop
+from ._calls.sending import _wait_all as _wait_all
+from ._calls.sending import remote, rpc_async, rpc_sync
+from ._errors import NotAllowedError, RpcError, WorkerLostError
+from ._group import gather
+from ._group.gather import AllGatherStates
+from ._group.members import attach, detach, get_workers
+from ._group.rendezvous import mark_formed
+from ._group.shutdown import (
+    EXIT_ANSWER_S,
+    EXIT_GRACE_S,
+    answer_served_calls,
+    end_static_group,
+    let_lost_workers_exit_first,
+    stop_agent,
+)
+from ._security.allow_list import local_value
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import _internal_rpc_pickler
@@ -66,13 +79,22 @@ logger = logging.getLogger(__name__)
 _ignore_rref_leak = True
 
 _default_pickler = _internal_rpc_pickler  # the extension reads it for each call
+_DELETE_RREFS_S = 100.0  # the extension's own limit
 _agent_pid = 0  # the process that started the agent: a forked child inherits the agent, but must not stop it
 
 # Upstream's names for state of the modules that do the work.
-_thread_local_var = _calls.thread_local
-_all_gather_dict_lock = _gather.lock
-_all_gather_sequence_id = _gather.next_numbers
-_all_gather_sequence_id_to_states = _gather.states_by_id
+_thread_local_var = sending.thread_local
+_all_gather_dict_lock = gather.lock
+_all_gather_sequence_id = gather.next_numbers
+_all_gather_sequence_id_to_states = gather.states_by_id
+_invoke_rpc: Any = Absent("_invoke_rpc", CALL)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_ALL_WORKER_NAMES":  # not kept: others may call this worker before init_rpc has returned here
+        return {worker.name for worker in get_worker_infos()} if _is_current_rpc_agent_set() else set()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -127,7 +149,17 @@ def get_worker_infos() -> list[WorkerInfo]:
     return sorted(_get_current_rpc_agent().get_worker_infos(), key=lambda info: info.id)
 
 
-class RRef(PyRRef, Generic[_T]):
+class _RRefMeta(type(PyRRef)):  # type: ignore[misc]
+    """The extension makes instances of PyRRef only. Each of them is an RRef, also for `isinstance` and `issubclass`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type.__instancecheck__(PyRRef if cls is RRef else cls, instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return type.__subclasscheck__(PyRRef if cls is RRef else cls, subclass)
+
+
+class RRef(PyRRef, Generic[_T], metaclass=_RRefMeta):
     """A reference to a value of some type `_T` that lives on one worker, its owner.
 
     `RRef(value, type_hint=None)` creates a reference to a value on this worker; `remote` creates one to a value on
@@ -180,33 +212,38 @@ def _init_rpc_states(agent: Any) -> None:
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: Iterable[str] | None = None) -> None:
     """Record the object of a worker. Each worker calls it on the leader."""
-    if not _gather.is_own_part():
+    if not gather.is_own_part():
         check_caller(worker_name)
-    names = worker_names or _gather.python_workers(_get_current_rpc_agent())
-    _gather.record_object(sequence_id, worker_name, obj, set(names))
+        if obj is not None and _caller_is_client():
+            me = get_worker_info().name
+            raise NotAllowedError(
+                f"{me} lets {worker_name}, a client, take part in barriers only, not gather objects.", me
+            )
+    names = worker_names or gather.python_workers(_get_current_rpc_agent())
+    gather.record_object(sequence_id, worker_name, obj, set(names))
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any] | None) -> None:
     """Record the objects of all workers. The leader calls it on each follower when it has all objects."""
     caller = _caller()
-    _gather.record_all(sequence_id, objects_map, None if caller is None else caller.name)
+    gather.record_all(sequence_id, objects_map, None if caller is None else caller.name)
 
 
 def _gathering_numbers(worker_name: str) -> dict[str, int]:
     """Return the numbers of the next gatherings. A restarted worker calls it on another worker."""
     check_caller(worker_name)
-    return _gather.numbers_for(worker_name)
+    return gather.numbers_for(worker_name)
 
 
 def _adopt_gatherings() -> None:
     """In a restarted worker: take part in the gatherings of the others from the next one on."""
     me = get_worker_info()
-    for name in sorted({worker.name for worker in get_workers()} & _gather.python_workers(_get_current_rpc_agent())):
+    for name in sorted({worker.name for worker in get_workers()} & gather.python_workers(_get_current_rpc_agent())):
         if name == me.name:
             continue
         try:
             # The others report to the worker with the smallest name.
-            return _gather.adopt_numbers(rpc_sync(name, _gathering_numbers, args=(me.name,)))
+            return gather.adopt_numbers(rpc_sync(name, _gathering_numbers, args=(me.name,)))
         except WorkerLostError:
             continue
 
@@ -226,20 +263,24 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
     agent = _get_current_rpc_agent()
     me = agent.get_worker_info().name
     message_timeout = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
+    wait_timeout = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
+    deadline = math.inf if wait_timeout is None else time.monotonic() + wait_timeout
+
+    def message_limit() -> float:
+        return message_timeout if wait_timeout is None else _left_s(deadline)
 
     def report(leader: str, *args: Any) -> None:
         if leader == me:
-            with _gather.own_part():
+            with gather.own_part():
                 _gather_to_leader(*args)
         else:
-            rpc_sync(leader, _gather_to_leader, args=args, timeout=message_timeout)
+            rpc_sync(leader, _gather_to_leader, args=args, timeout=message_limit())
 
     def distribute(follower: str, *args: Any) -> torch.futures.Future:
-        return rpc_async(follower, _broadcast_to_followers, args=args, timeout=message_timeout)
+        return rpc_async(follower, _broadcast_to_followers, args=args, timeout=message_limit())
 
-    names = set(worker_names or _gather.python_workers(agent))
-    wait_timeout = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
-    return _gather.Gathering(agent, names, message_timeout, wait_timeout, report, distribute).run(obj)
+    names = set(worker_names or gather.python_workers(agent))
+    return gather.Gathering(agent, names, message_timeout, wait_timeout, report, distribute).run(obj)
 
 
 @_require_initialized
@@ -254,13 +295,7 @@ def _barrier(worker_names: Iterable[str]) -> None:
 @_require_initialized
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Block until all workers have called this."""
-    try:
-        _all_gather(None, timeout=timeout)
-    except WorkerLostError:
-        raise  # shutdown() goes on, and names the lost workers at its end
-    except RuntimeError:
-        logger.exception("Failed to respond to 'Shutdown Proceed' in time")
-        raise
+    _all_gather(None, timeout=timeout)
 
 
 # --- The end ---
@@ -274,83 +309,109 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         graceful (bool): wait until all workers have called shutdown() and all work is done, and delete this worker's
             references. False: stop now. Calls that this worker serves at that moment have 5 seconds to answer; later
             calls, and calls that take longer, fail.
-        timeout (float): seconds for which each step of the shutdown may wait for other workers; 0: no limit.
+        timeout (float): seconds for all steps of the shutdown together; 0: no limit. Functions that still run then are
+            left behind without RPC.
 
     Raises:
         WorkerLostError: a worker is lost; the text names it. The other workers have ended in order.
-        RpcTimeoutError: a worker did not call shutdown() in time.
+        RpcTimeoutError: a worker did not call shutdown(), or did not end its work, in time.
         ShutdownError: RPC is not initialized.
         RpcError: the thread serves a call, or, if `api._ignore_rref_leak` is False, the program still holds references.
+        TypeError, ValueError: `timeout` is not a number of seconds, or is negative. The worker is not shut down.
 
-    This worker is shut down even if `shutdown` raises an error, unless the thread serves a call: then `shutdown` only
-    raises the RpcError. Only one thread may call it. It does not wait for a lost worker (see the option
-    `liveness_timeout`), but it waits for a busy one, without a limit unless `timeout` is given.
+    From now on, calls that other threads of this process make raise `ShutdownError`, except in functions that serve
+    other workers and in callbacks of futures. This worker is shut down even if `shutdown` raises an error, unless the
+    thread serves a call: then `shutdown` only raises the RpcError. Only one thread may call it. It does not wait for a
+    lost worker (see the option `liveness_timeout`), but it waits for a busy one, without a limit unless `timeout` is
+    given.
     """
     if _serves_call() or on_event_loop():
         raise RpcError(
             "shutdown() cannot be called by a function that another worker has called: it would wait for that "
             "function. Let the function tell the main thread, for example by a threading.Event, and call it there."
         )
+    check_seconds(timeout, "0: no limit.")
     deadline = time.monotonic() + (timeout or math.inf)
-    grace_s = math.inf
+    agent = _get_current_rpc_agent()
+    if isinstance(agent, TensorPipeAgent):
+        agent._refuse_own_calls()
     try:
         if graceful:
-            _end_gracefully(timeout)
+            _end_gracefully(agent, deadline)
     except BaseException as exc:
         if not isinstance(exc, Exception):  # Ctrl-C: do not wait for functions that still run
-            grace_s = EXIT_GRACE_S
+            deadline = min(deadline, time.monotonic() + EXIT_GRACE_S)
         raise
     finally:
-        _finalize_shutdown(grace_s, min(grace_s, max(deadline - time.monotonic(), 0.0)))
+        _finalize_shutdown(deadline)
 
 
-def _end_gracefully(timeout: float) -> None:
-    agent = _get_current_rpc_agent()
+def _left_s(deadline: float) -> float:
+    """Return the seconds until the deadline as a time-out, where 0 means that there is no limit."""
+    return 0.0 if deadline == math.inf else max(deadline - time.monotonic(), 0.001)
+
+
+def _end_gracefully(agent: Any, deadline: float) -> None:
     if isinstance(agent, TensorPipeAgent) and not agent.is_static_group:
-        _leave_dynamic_group(agent, timeout)
-    else:
-        end_static_group(agent, timeout, lambda: _wait_all_workers(timeout), _delete_all_user_and_unforked_owner_rrefs)
+        return _leave_dynamic_group(agent, deadline)
+
+    def delete_rrefs() -> None:
+        # Without an argument if possible, because scripts replace the function.
+        limit = () if deadline == math.inf else (datetime.timedelta(seconds=min(_left_s(deadline), _DELETE_RREFS_S)),)
+        _delete_all_user_and_unforked_owner_rrefs(*limit)
+
+    end_static_group(agent, lambda: _left_s(deadline), lambda: _wait_all_workers(_left_s(deadline)), delete_rrefs)
 
 
-def _leave_dynamic_group(agent: TensorPipeAgent, timeout: float) -> None:
+def _leave_dynamic_group(agent: TensorPipeAgent, deadline: float) -> None:
     """Tell the other members of a group without a fixed size that this worker leaves."""
     me = agent.get_worker_info()
-    with _group_membership_management(agent.store, me.name, False):
+    with _group_membership_management(agent.store, me.name, False, deadline - time.monotonic()):
         for worker in agent.get_worker_infos():
             if worker.name != me.name:
                 try:
-                    rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False))
+                    timeout = _left_s(deadline) or UNSET_RPC_TIMEOUT
+                    rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False), timeout=timeout)
                 except RuntimeError as exc:  # that worker may have ended
                     logger.warning("%s could not tell %s that it leaves the group: %s", me.name, worker.name, exc)
-        agent.join(shutdown=True, timeout=timeout)
+        agent.join(shutdown=True, timeout=_left_s(deadline))
 
 
-def _finalize_shutdown(grace_s: float = math.inf, limit_s: float = math.inf) -> None:
+@_require_initialized
+def _get_debug_info() -> dict[str, str]:
+    """Return the counters of the RRef tables, the agent and distributed autograd."""
+    agent = _get_current_rpc_agent()
+    return {**_rref_context_get_debug_info(), **agent.get_debug_info(), **dist_autograd._get_debug_info()}
+
+
+def _finalize_shutdown(deadline: float = math.inf) -> None:
     try:
         try:
-            answer_served_calls(_get_current_rpc_agent(), limit_s)  # first, because their functions may use RRefs
+            # First, because the functions that it serves may use RRefs.
+            answer_served_calls(_get_current_rpc_agent(), max(deadline - time.monotonic(), 0.0))
         except BaseException:
-            grace_s = EXIT_GRACE_S
+            deadline = min(deadline, time.monotonic() + EXIT_GRACE_S)
             raise
         _destroy_rref_context(_ignore_rref_leak)
     finally:
-        _drop_agent(grace_s)
+        _drop_agent(deadline=deadline)
 
 
-def _drop_agent(grace_s: float = math.inf) -> None:
+def _drop_agent(grace_s: float = math.inf, deadline: float = math.inf) -> None:
     """Stop the agent and delete all state of its group, so that the next group starts afresh.
 
-    Blocks until functions that other workers called here have returned, for at most `grace_s` seconds or until Ctrl-C.
+    Blocks until functions that other workers called here have returned: for at most `grace_s` seconds, until the
+    deadline (of `time.monotonic`), or until Ctrl-C.
     """
     agent = _get_current_rpc_agent()
     try:
-        stop_event_loop()
-        stop_agent(agent, grace_s)
+        stop_event_loop(max(deadline - time.monotonic(), 0.0))
+        stop_agent(agent, min(grace_s, max(deadline - time.monotonic(), 0.0)))
     finally:
         _cleanup_python_rpc_handler()
         detach()
         _reset_current_rpc_agent()
-        _gather.forget_all()
+        gather.forget_all()
 
 
 def _leave_at_exit() -> None:
@@ -358,6 +419,8 @@ def _leave_at_exit() -> None:
     if _agent_pid == os.getpid() and _is_current_rpc_agent_set():
         answered = False
         try:
-            answered = answer_served_calls(_get_current_rpc_agent(), EXIT_ANSWER_S)
+            agent = _get_current_rpc_agent()
+            answered = answer_served_calls(agent, EXIT_ANSWER_S)
+            let_lost_workers_exit_first(agent)
         finally:
             _drop_agent(EXIT_GRACE_S if answered else 0.0)

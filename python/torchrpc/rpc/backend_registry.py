@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set, _used_devices
 
-from ._accelerator import accelerator
-from ._allow_list import resolve
 from ._errors import WorkerLostError
-from ._rendezvous import NoPlaceError, init_timeout, served_store, takes_place
+from ._group.accelerator import accelerator
+from ._group.rendezvous import NoPlaceError, init_timeout, served_store, takes_place
+from ._security.allow_list import resolve
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import (
     DEFAULT_INIT_METHOD,
@@ -139,8 +139,11 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
         options: Any = rpc_backend_options
         options._allowed = [(callers, names and resolve(names)) for callers, names in options._allowed]
         if world_size:
-            return _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
-        return _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)
+            agent = _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
+        else:
+            agent = _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)
+        agent._release_first_calls()
+        return agent
 
     vars(init)["_takes_places"] = True
     return init
@@ -154,7 +157,7 @@ def can_take_place(backend: Any) -> bool:
 def _make_agent(
     agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int | None, options: Any
 ) -> TensorPipeAgent:
-    return agent_type(
+    agent = agent_type(
         store,
         name,
         rank,
@@ -166,6 +169,8 @@ def _make_agent(
         takes_place=takes_place(),
         served_store=served_store(),
     )
+    agent._keep_first_calls()
+    return agent
 
 
 def _init_static_group(

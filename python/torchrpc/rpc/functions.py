@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from torchrpc._C import _ServedCall
+
 if TYPE_CHECKING:
     from torch.futures import Future
 
@@ -46,6 +48,25 @@ def async_execution(fn: "Callable[_P, Future[_T]]") -> AsyncFunction[_P, _T]:
 
     wrapper._wrapped_async_rpc_function = fn  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
+
+
+def cancelled() -> bool:
+    """Whether nobody waits any more for the result of the call that this thread serves.
+
+    It is true when the caller has cancelled the call (`Future.cancel()`, or the end of the asyncio task that awaited
+    it), when the call has timed out at its caller, and when the caller is lost. A function that runs for long can ask
+    from time to time, and return early. It is False for a call that may be repeated (`retries`, `idempotency_key`),
+    whose result a later attempt may need, and on threads that serve no call, such as those that the function starts.
+    A coroutine need not ask: `asyncio.CancelledError` is raised where it awaits.
+
+    Example:
+        >>> def train(epochs):
+        ...     for epoch in range(epochs):
+        ...         if torchrpc.cancelled():
+        ...             return
+        ...         train_one_epoch()
+    """
+    return _ServedCall().is_cancelled()
 
 
 def restorable(fn: _F) -> _F:

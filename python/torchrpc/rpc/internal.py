@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
-from ._accelerator import count_accelerators as count_accelerators
-from ._allow_list import find_allowed as find_allowed
-from ._by_value import is_main_by_value as is_main_by_value
-from ._checks import check_call as check_call
-from ._coroutines import run_coroutine as run_coroutine
-from ._cpp_functions import CppFunction as CppFunction
-from ._cpp_functions import refuse_keywords as refuse_keywords
+from ._absent import Absent
+from ._calls.checks import check_call as check_call
+from ._calls.coroutines import run_coroutine as run_coroutine
+from ._calls.cpp_functions import CppFunction as CppFunction
+from ._calls.cpp_functions import refuse_keywords as refuse_keywords
 from ._errors import ArgumentMismatchError as ArgumentMismatchError
 from ._errors import CancelledError as CancelledError
 from ._errors import NameNotFoundError as NameNotFoundError
@@ -24,25 +22,27 @@ from ._errors import RpcTimeoutError as RpcTimeoutError
 from ._errors import SerializationError as SerializationError
 from ._errors import ShutdownError as ShutdownError
 from ._errors import WorkerLostError as WorkerLostError
-from ._exceptions import _describe_exception, make_exception
-from ._exceptions import _rebuild_exception as _rebuild_exception
+from ._group.accelerator import count_accelerators as count_accelerators
 from ._logging import log_record as log_record
-from ._names import find_global as find_global
-from ._names import public_module as public_module
-from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
-from ._pickler import _InternalRPCPickler as _InternalRPCPickler
-from ._pickler import _script_function as _script_function
-from ._pickler import deserialize, serialize
-from ._pickler import deserialize_allowed as deserialize_allowed
-from ._pickler import deserialize_allowed_call as deserialize_allowed_call
-from ._pickler import raise_unsendable as raise_unsendable
-from ._pickler import refuse_rrefs as refuse_rrefs
-from ._plain_objects import lower_call as lower_call
-from ._plain_objects import lower_result as lower_result
-from ._plain_objects import restore_call as restore_call
-from ._plain_objects import restore_result as restore_result
-from ._structs import make_struct as make_struct
-from ._structs import struct_fields as struct_fields
+from ._security.allow_list import find_allowed as find_allowed
+from ._values.by_value import is_main_by_value as is_main_by_value
+from ._values.exceptions import _describe_exception, make_exception
+from ._values.exceptions import _rebuild_exception as _rebuild_exception
+from ._values.exceptions import log_failed_callback as log_failed_callback
+from ._values.names import find_global as find_global
+from ._values.names import find_script_function as find_script_function
+from ._values.names import public_module as public_module
+from ._values.pickler import _internal_rpc_pickler as _internal_rpc_pickler
+from ._values.pickler import _InternalRPCPickler as _InternalRPCPickler
+from ._values.pickler import deserialize, serialize
+from ._values.pickler import raise_unsendable as raise_unsendable
+from ._values.pickler import refuse_rrefs as refuse_rrefs
+from ._values.plain_objects import lower_object as lower_object
+from ._values.plain_objects import make_object as make_object
+from ._values.plain_objects import refuse_function as refuse_function
+from ._values.plain_objects import refuse_to_send as refuse_to_send
+from ._values.structs import make_struct as make_struct
+from ._values.structs import struct_fields as struct_fields
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
@@ -57,6 +57,12 @@ class RPCExecMode(enum.Enum):
     ASYNC = "async"
     ASYNC_JIT = "async_jit"
     REMOTE = "remote"
+
+
+_thread_local_tensor_tables: Any = Absent(
+    "_thread_local_tensor_tables",
+    "_internal_rpc_pickler.serialize(obj) returns bytes and tensors, and its deserialize(bytes, tensors) reads them",
+)
 
 
 class _AsyncResult:

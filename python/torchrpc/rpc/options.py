@@ -10,9 +10,10 @@ import torch
 
 from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
-from ._allow_list import Entries, allowances_of
-from ._limits import AuditLogType, Limits, Quota, audit_target, limit_numbers, quota_numbers
-from ._tls import TlsOptions, tls_texts
+from ._security.allow_list import Entries, allowances_of
+from ._security.limits import AuditLogType, Limits, Quota, audit_target, limit_numbers, quota_numbers
+from ._security.tls import TlsOptions, tls_texts
+from ._values.names import replaces_torch
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["TensorPipeRpcBackendOptions"]
@@ -138,9 +139,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
         allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
             their names (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes
-            of names (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and
-            so may those of a RemoteModule. Other workers may profile this one if `torchrpc.profiler.profile` is listed.
-            Pickles from other workers may contain only the same functions and plain data: no lambdas. A dict maps
+            of names (`"package.*"`, which stands for no name that begins with an underscore). Methods of objects that
+            RRefs refer to may be called if their class is listed, and so may those of a RemoteModule. Other workers may
+            profile this one if `torchrpc.profiler.profile` is listed.
+            Other workers may send plain data, tensors, arrays, and objects of listed classes and of those of
+            `rpc.register_data_class`: no lambdas. Pickles are not read. A dict maps
             patterns of callers' names to lists, or to None for no restriction:
             `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches applies, and a caller that no
             pattern matches may run nothing. A dict needs an `identity` or `tls`, by which workers prove their names.
@@ -150,6 +153,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
         propagate_deadlines (bool): send the deadline of each call to the callee: calls that its function makes get no
             more than the remaining time.
+        cancel_on_timeout (bool): a call of this worker that times out is cancelled on its callee, as by
+            `Future.cancel()`. Default: True; False where torchrpc has replaced torch's RPC, whose callees go on.
         max_queued_bytes (int): bytes of calls that may wait for a thread here, and of results that may wait for one
             caller, before callers are held up. Default: the environment variable TORCHRPC_MAX_QUEUED_BYTES, else 256
             MiB.
@@ -160,10 +165,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         slow_call_s (float): seconds. Calls that take longer, made or served by this worker, are logged with their
             function and the other worker, once while they are under way and again when they have ended; 0: none.
             Default: the environment variable TORCHRPC_SLOW_CALL_S, else none.
-        pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
-            and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
-            can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
-            type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same value.
+        pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, arrays, RRefs,
+            collections, functions and classes by their names, and objects of classes in `allowed_functions` or of
+            `rpc.register_data_class` can be sent; other arguments and results raise a SerializationError that names
+            them. Exceptions keep their type if it is one of Python's or torchrpc's, or of such a class. All workers of
+            a group need the same value.
             Default: the environment variable TORCHRPC_PICKLE, else `"on"`.
         limits (Limits): the largest messages that this worker sends and receives, e.g. `Limits(message_bytes=1 << 30)`.
             Default: 1 TiB.
@@ -207,6 +213,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         allowed_functions: Entries | Mapping[str, Entries | None] | None = None,
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
+        cancel_on_timeout: bool | None = None,
         max_queued_bytes: int | None = None,
         idempotency_window: float | None = None,
         metrics: bool | None = None,
@@ -230,6 +237,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("port", port, numbers.Integral | str | None, "an int or a str"),
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
+            ("cancel_on_timeout", cancel_on_timeout, bool | None, "a bool"),
             ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
             ("idempotency_window", idempotency_window, numbers.Real | None, "a number of seconds"),
             ("metrics", metrics, bool | None, "a bool"),
@@ -265,6 +273,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             allowed=allowances_of(allowed_functions),
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
+            cancel_on_timeout=not replaces_torch() if cancel_on_timeout is None else cancel_on_timeout,
             max_queued_bytes=max_queued_bytes,
             idempotency_window=idempotency_window,
             metrics=metrics,

@@ -6,9 +6,14 @@ from typing import Any
 from torchrpc._C import PyRRef
 
 from . import api
-from ._allow_list import check_method, local_value
+from ._absent import CALL, Absent
+from ._security.allow_list import check_method, local_value
 from .constants import UNSET_RPC_TIMEOUT
 from .internal import _AsyncResult
+
+_invoke_rpc: Any = Absent("_invoke_rpc", CALL)
+_local_invoke: Any = Absent("_local_invoke", "rref.rpc_sync(), rpc_async() and remote() call methods")
+_local_invoke_async_execution = _local_invoke
 
 
 def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchrpc._local_group import local_group
-from torchrpc._processes import Processes, RankError, join_group
+from torchrpc._processes import Processes, RankError, context_of, join_group, run_in_environment
 
 __all__ = ["RankError", "run_ranks", "workers"]
 
@@ -20,7 +20,7 @@ def run_ranks(
     fn: Callable[..., Any],
     world_size: int,
     *args: Any,
-    start_method: str = "spawn",
+    start_method: str = "forkserver",
     timeout: float = 60.0,
     init: bool = True,
     env: dict[str, str] | None = None,
@@ -29,7 +29,7 @@ def run_ranks(
 
     Args:
         fn: a function, which must be picklable unless `start_method` is "fork".
-        start_method: "spawn", "fork" or "forkserver".
+        start_method: "forkserver", "spawn" or "fork". A fork server imports torch once for all groups of this process.
         timeout: seconds within which all processes must end. Otherwise they print their stacks and are killed.
         init: if True, the processes are `worker0`, `worker1` … of a group while `fn` runs, and the group is shut down
             afterwards. If False, `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
@@ -69,13 +69,37 @@ def workers(
         yield group.names
 
 
+def start_process(fn: Callable[..., Any], *args: Any, daemon: bool = False) -> Any:
+    """Start a process that runs `fn(*args)`, and return it (a `multiprocessing.Process`).
+
+    It is forked from a server process that has imported torch and torchrpc, so it starts within milliseconds. It gets
+    the environment variables of this process.
+    """
+    arguments = (dict(os.environ), fn, *args)
+    process = context_of("forkserver").Process(target=run_in_environment, args=arguments, daemon=daemon)
+    process.start()
+    return process
+
+
 def free_port() -> int:
-    """Return a TCP port on which no process listens now."""
+    """Return a TCP port on which no process listens now, at any address of this machine.
+
+    The system gives it to no outgoing connection either: Linux chooses ports for these from 32768 on.
+    """
+    import errno
+    import secrets
     import socket
 
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    while True:
+        port = 20000 + secrets.randbelow(32768 - 20000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("", port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+            else:
+                return port
 
 
 def _run(

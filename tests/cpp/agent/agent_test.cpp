@@ -16,23 +16,6 @@ using namespace torchrpc;
 using namespace torchrpc::test;
 using namespace std::chrono_literals;
 
-namespace {
-
-constexpr auto kCall = Kind::kCppCall;
-
-void echo(Request request, const Responder& responder) {
-  request.message.kind = Kind::kReply;
-  responder.reply(std::move(request.message));
-}
-
-Error errorOf(Pending& pending) {
-  auto result = pending.get();
-  REQUIRE_FALSE(result.ok());
-  return result.error();
-}
-
-}  // namespace
-
 TEST_CASE("a request is answered by the handler of its kind") {
   const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool);
   LoopbackGroup group({});
@@ -150,6 +133,7 @@ TEST_CASE("a call that times out while this worker has too few threads says so, 
   group.start();
   Pending before, pending;
   group[0].request(1, message(kCall), 1s, before.handler());
+  REQUIRE(eventually([&] { return holding.count() == 1; }));
   timer->advance(1s);
   CHECK_THAT(errorOf(before).text(), !Catch::Contains("threads"));
   for (int i = 0; i < 2; ++i) {
@@ -164,13 +148,13 @@ TEST_CASE("a call that times out while this worker has too few threads says so, 
   CHECK(group[0].metrics().at("agent.num_lacking_threads") == "2");
   CHECK(group[0].metrics().at("agent.num_queued_tasks") == "3");
   group[0].request(1, message(kCall), 1s, pending.handler());
+  holding.awaitAll();
   timer->advance(1s);
   CHECK_THAT(
       errorOf(pending).text(),
       Catch::Contains("worker0 had as many threads as it can have") &&
           Catch::Contains("of 2 threads 2 are blocked in calls of their own, and 3 tasks wait for a thread"));
   go.count_down();
-  holding.awaitAll();
 }
 
 TEST_CASE("calls time out in the order of their deadlines, whatever the order of the calls") {
@@ -455,7 +439,11 @@ namespace {
 /// A peer that uses an agent's transport directly.
 struct RawPeer : ConnectionHandler {
   std::promise<Error> closed;
-  void onFrame(Frame) override {}
+  std::promise<void> answered;
+  std::once_flag first;
+  void onFrame(Frame) override {
+    std::call_once(first, [this] { answered.set_value(); });
+  }
   void onClosed(const Error& reason) override { closed.set_value(reason); }
 };
 
@@ -585,6 +573,66 @@ TEST_CASE("who says that it is a connected worker gets no calls for that") {
     CHECK(forger.isRefused());
   }
   CHECK(call());
+}
+
+TEST_CASE("who claims the id of a worker that joins later neither gets its calls nor keeps it out") {
+  constexpr uint64_t kFarFuture = uint64_t{1} << 62;
+  LoopbackGroup group({});
+  std::vector<uint64_t> joined;
+  group[0].onWorkerJoined([&](const WorkerInfo&, uint64_t incarnation) { joined.push_back(incarnation); });
+  group[0].on(kCall, Messenger::Where::kLoop, echo);
+  group.start();
+  const std::string name = GENERATE("worker7", "squatter");
+  const Forger squatter(group);
+  squatter.send(helloAs({name, 7}, kFarFuture));
+  auto request = message(kCall);
+  request.call = 1;
+  squatter.send(encodeFrame(request));
+  CHECK(squatter.peer->answered.get_future().wait_for(20s) == std::future_status::ready);
+
+  Agent later({.self = {"worker7", 7}, .incarnation = 1000}, makeLoopbackTransport(group.network()), makeThreadTimer());
+  later.on(kCall, Messenger::Where::kLoop, [](const Request&, const Responder& responder) {
+    responder.reply(message(Kind::kReply, "from worker7"));
+  });
+  const auto address = later.listen();
+  later.directory().add({.info = LoopbackGroup::infoOf(0), .address = group.address(0), .incarnation = 100});
+  Pending from_later;
+  later.request(0, message(kCall, "x"), 20s, from_later.handler());
+  CHECK(from_later.get().ok());
+  CHECK(joined.empty());
+  group[0].admit({.info = {"worker7", 7}, .address = address, .incarnation = 1000});
+  CHECK(squatter.isRefused());
+  CHECK(joined == std::vector<uint64_t>{1000});
+  Pending to_later;
+  group[0].request(7, message(kCall), 20s, to_later.handler());
+  CHECK(to_later.get().take().payload == "from worker7");
+  CHECK(group[0].counts().connections == 1);  // that which worker7 has opened
+  CHECK(group[0].membership().living({{"worker7", 7}}).size() == 1);
+  later.close();
+}
+
+TEST_CASE("a group of a fixed size has no place for a rank beyond its size") {
+  LoopbackGroup group({.world_size = 2});
+  group.start();
+  const Forger forger(group);
+  forger.send(helloAs({"stranger", 2}, 500));
+  CHECK(forger.isRefused());
+}
+
+TEST_CASE("who is not known has one id at a time, and none that no group has") {
+  LoopbackGroup group({});
+  group[0].on(kCall, Messenger::Where::kLoop, echo);
+  group.start();
+  const Forger first(group), second(group), third(group);
+  first.send(helloAs({"squatter", 7}, 500));
+  auto request = message(kCall);
+  request.call = 1;
+  first.send(encodeFrame(request));
+  CHECK(first.peer->answered.get_future().wait_for(20s) == std::future_status::ready);
+  second.send(helloAs({"squatter", 8}, 500));
+  CHECK(second.isRefused());
+  third.send(helloAs({"stranger", kMaxWorldSize}, 500));
+  CHECK(third.isRefused());
 }
 
 TEST_CASE("many threads on several agents call each other") {

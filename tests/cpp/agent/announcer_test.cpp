@@ -168,7 +168,10 @@ TEST_CASE("where workers prove their names, each announces itself to all members
   CHECK(listeners.toldNow().size() == 39);
   CHECK(listeners.group[kAnnounced].counts().connections == 39);
   const auto own = listeners.recordOf(kAnnounced);
-  CHECK_THAT(
-      listeners.errorOf(0, announcement(listeners.recordOf(3), {})), Catch::Contains("record of another worker"));
+  auto earlier = own, later = own;
+  --earlier.incarnation, ++later.incarnation;
+  for (const auto& record : {listeners.recordOf(3), earlier, later}) {
+    CHECK_THAT(listeners.errorOf(0, announcement(record, {})), Catch::Contains("a worker speaks only for itself"));
+  }
   CHECK_THAT(listeners.errorOf(0, announcement(own, {1})), Catch::Contains("more members than"));
 }

@@ -16,8 +16,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kCppCall;
-
 Error failureOf(Pending& pending) {
   auto result = pending.get();
   REQUIRE_FALSE(result.ok());

@@ -17,7 +17,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kCppCall;
 constexpr size_t kMiB = 1 << 20;
 
 at::Tensor bytes(size_t count) { return at::zeros({static_cast<int64_t>(count)}, at::kByte); }

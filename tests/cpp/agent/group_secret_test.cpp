@@ -138,6 +138,22 @@ TEST_CASE("a key that others can read, or that is no file, is refused") {
   CHECK_THROWS_WITH(groupSecret(store, "", true, "alice"), Contains("damaged: delete it"));
 }
 
+TEST_CASE("if another user has taken the name of the key, it is in a folder of this user") {
+  const Folder folder;
+  const auto taken = folder.file(std::filesystem::path(folder.key()).filename(), std::string(32, 'k'));
+  if (::chown(taken.c_str(), 65534, static_cast<gid_t>(-1)) != 0) return;  // only root can make such a file
+  c10d::HashStore store;
+  CHECK_THROWS_WITH(groupSecret(store, "", true, "alice"), Contains("belongs to another user (65534)"));
+  const auto own = folder.path + "/own";
+  std::filesystem::create_directory(own);
+  ::chmod(own.c_str(), 0777);
+  CHECK_THROWS_WITH(groupSecret(store, "", true, "alice"), Contains("belongs to another user (65534)"));
+  ::chmod(own.c_str(), 0700);
+  const auto secret = groupSecret(store, "", true, "alice").bytes;
+  std::filesystem::remove(taken);  // in a folder such as /dev/shm, only the other user can
+  CHECK(groupSecret(store, "", true, "bob").bytes == secret);
+}
+
 TEST_CASE("processes that make the user's key at the same time agree") {
   for (int round = 0; round < 20; ++round) {
     const Folder folder;

@@ -25,6 +25,10 @@ class HeldRequests {
   }
   /// Waits until as many have arrived as are expected.
   void awaitAll() { arrived_.wait(); }
+  size_t count() {
+    MutexLock lock(mutex_);
+    return held_.size();
+  }
   std::vector<Responder> takeAll() {
     MutexLock lock(mutex_);
     return std::exchange(held_, {});

@@ -97,3 +97,45 @@ TEST_CASE("a worker that says it is another than it has proved to be is refused"
   CHECK(result.error().code() == ErrorCode::kWorkerLost);
   CHECK_FALSE(is_served);
 }
+
+TEST_CASE("a client whose record says that it is a member is cut off, whichever side opens the connection") {
+  GroupWithClient t;
+  auto record = *t.group[0].directory().find(1);
+  record.is_member = true;
+  ++record.incarnation;  // as in a record that it has published before it connects
+  t.group[0].directory().add(record);
+  const int from = GENERATE(0, 1);
+  if (from == 1) {
+    --record.incarnation;
+    t.group[0].directory().remove(1);
+    t.group[0].directory().add(record);
+  }
+  const auto result = t.send(from, message(Kind::kPythonCall));
+  REQUIRE_FALSE(result.ok());
+  CHECK(result.error().code() == ErrorCode::kWorkerLost);
+  CHECK(t.served.empty());
+  if (from == 0) CHECK_THAT(result.error().text(), Catch::Contains("has proved to be a client"));
+}
+
+TEST_CASE("a client that was started again stays a client, whatever its record says") {
+  WorkerDirectory directory({"worker0", 0});
+  directory.add({.info = {"worker1", 1}, .address = "there", .incarnation = 7});
+  const Peer client{{"worker1", 1}, 8, /*is_member=*/false};
+  directory.restart(client);
+  CHECK_FALSE(directory.find(1)->is_member);
+  const auto errorOf = [&](const WorkerRecord& record) -> std::string {
+    try {
+      client.requireOwn(record, "worker0");
+    } catch (const Error& error) {
+      return error.text();
+    }
+    return "";
+  };
+  CHECK(errorOf({.info = {"worker1", 1}, .incarnation = 8, .is_member = false}).empty());
+  CHECK_THAT(errorOf({.info = {"worker1", 1}, .incarnation = 8}), Catch::Contains("has proved to be a client"));
+  CHECK_THAT(
+      errorOf({.info = {"worker2", 1}, .incarnation = 8}), Catch::Contains("speak for WorkerInfo(id=1, name=worker2)"));
+  CHECK_THAT(
+      errorOf({.info = {"worker1", 2}, .incarnation = 8}), Catch::Contains("speak for WorkerInfo(id=2, name=worker1)"));
+  CHECK_THAT(errorOf({.info = {"worker1", 1}, .incarnation = 9}), Catch::Contains("another start"));
+}

@@ -91,6 +91,7 @@ TEST_CASE("answers are dropped when there is no room, and their calls do not run
   const auto dropped = callee.arrive(keyed("0"));
   CHECK_FALSE(dropped.runs());
   CHECK(dropped.code() == ErrorCode::kInvalidArgument);
+  CHECK_THAT(dropped.answer->value().error().text(), Catch::Contains("no room for more results"));
   for (int i = 20; i < 40; ++i) callee.run(keyed(std::to_string(i)), std::string(100, 'x'));
   CHECK(callee.arrive(keyed("small"), "other").payload() == "y");  // another caller's large ones do not displace it
 

@@ -16,8 +16,8 @@ namespace {
 
 constexpr WorkerId kWorkers = 100;
 constexpr WorkerId kSelf = 40;
-constexpr auto kTimeout = 30s;
-constexpr auto kRound = kTimeout / 5;
+constexpr auto kLinkTimeout = 30s;
+constexpr auto kLinkRound = kLinkTimeout / 5;
 
 /// A network on which every dial waits until the test answers it. The test's thread does everything.
 struct HeldNetwork {
@@ -82,7 +82,7 @@ struct WaitingNode {
   HeldNetwork network;
   std::shared_ptr<ManualTimer> timer = std::make_shared<ManualTimer>();
   Agent agent{
-      {.self = infoOf(kSelf), .incarnation = 1, .threads = 1, .liveness = kTimeout},
+      {.self = infoOf(kSelf), .incarnation = 1, .threads = 1, .liveness = kLinkTimeout},
       std::make_unique<HeldTransport>(network),
       timer};
   std::vector<WorkerId> others{};
@@ -162,10 +162,10 @@ TEST_CASE("workers that do not answer hold up the probes of others only for a wh
   node.lost();
   const auto slow = node.network.dialled;
   REQUIRE(slow.size() == kMaxOpenProbes);
-  node.timer->advance(kRound);
+  node.timer->advance(kLinkRound);
   node.lost();
   CHECK(node.dialled() == kMaxOpenProbes);
-  node.timer->advance(kRound);
+  node.timer->advance(kLinkRound);
   CHECK(node.dialled() == 2 * kMaxOpenProbes);
   for (const auto worker : Ids(node.network.dialled.begin() + kMaxOpenProbes, node.network.dialled.end())) {
     node.network.answer(worker);
@@ -173,7 +173,7 @@ TEST_CASE("workers that do not answer hold up the probes of others only for a wh
   CHECK(node.lost().empty());
   node.network.answer(slow[0]);
   for (int i = 0; i < 2; ++i) {
-    node.timer->advance(kRound);
+    node.timer->advance(kLinkRound);
     for (const auto worker : Ids(node.network.dialled.begin() + kMaxOpenProbes, node.network.dialled.end())) {
       if (node.network.unanswered.contains(worker)) node.network.answer(worker);
     }

@@ -5,7 +5,7 @@
 #include <latch>
 #include <thread>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "agent/loopback_group.h"
 #include "testing/manual_timer.h"
 
@@ -15,7 +15,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kCppCall;
 constexpr auto kTimeout = 10s;
 constexpr auto kRound = kTimeout / 5;
 

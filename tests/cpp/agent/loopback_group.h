@@ -2,6 +2,8 @@
 
 // Agents of one process that are connected over loopback, and a way to wait for their replies.
 
+#include <catch2/catch.hpp>
+
 #include <future>
 #include <memory>
 #include <optional>
@@ -27,6 +29,7 @@ class LoopbackGroup {
     Limits limits;
     std::optional<Limits> callee_limits{};  ///< of worker1, for both directions; empty: as of the others
     Duration liveness = kNoLimit;
+    int32_t world_size = 0;  ///< 0: the group grows
     bool propagate_deadlines = false;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     std::function<std::optional<PeerIdentity>(int id)> identity{};  ///< what an agent proves; empty: nothing
@@ -51,7 +54,12 @@ class LoopbackGroup {
     for (auto& agent : agents_) addresses_.push_back(agent->listen());
     for (auto& agent : agents_) {
       for (int id = 0; id < options_.size; ++id) {
-        agent->directory().add({.info = infoOf(id), .address = addresses_[id], .incarnation = incarnationOf(id)});
+        const auto identity = options_.identity ? options_.identity(id) : std::nullopt;
+        agent->directory().add(
+            {.info = infoOf(id),
+             .address = addresses_[id],
+             .incarnation = incarnationOf(id),
+             .is_member = !identity || identity->isMember()});
       }
     }
   }
@@ -71,6 +79,7 @@ class LoopbackGroup {
         Agent::Options{
             .self = infoOf(id),
             .incarnation = incarnationOf(id),
+            .world_size = options_.world_size,
             .threads = options_.threads,
             .max_threads = options_.max_threads,
             .propagate_deadlines = options_.propagate_deadlines,
@@ -116,6 +125,22 @@ class Pending {
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
+
+/// The kind of the calls in most tests.
+inline constexpr auto kCall = Kind::kCppCall;
+
+/// The error with which a call ends.
+inline Error errorOf(Pending& pending) {
+  auto result = pending.get();
+  REQUIRE_FALSE(result.ok());
+  return result.error();
+}
+
+/// A handler that replies with the message itself.
+inline void echo(Request request, const Responder& responder) {
+  request.message.kind = Kind::kReply;
+  responder.reply(std::move(request.message));
+}
 
 /// The HELLO of a peer that says it is that worker.
 inline Message hello(const WorkerInfo& sender, uint64_t incarnation) {

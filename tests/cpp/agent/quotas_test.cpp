@@ -5,9 +5,16 @@
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>
 
+#include <fstream>
+#include <optional>
+#include <unistd.h>
+
 #include "agent/held_requests.h"
 #include "agent/loopback_group.h"
 #include "outcomes.h"
+#include "transport/native/auth/manual_peer.h"
+#include "transport/native/frame_stream.h"
+#include "transport/native/transport.h"
 #include "wire/codec.h"
 
 using namespace torchrpc;
@@ -16,24 +23,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kCppCall;
 constexpr auto kRemote = Kind::kCppRemote;
-
-Error errorOf(Pending& pending) {
-  auto result = pending.get();
-  REQUIRE_FALSE(result.ok());
-  return result.error();
-}
 
 void requireQuotaError(const Error& error, const std::string& field) {
   CHECK(error.code() == ErrorCode::kQuotaExceeded);
   CHECK(error.worker() == "worker1");
   CHECK_THAT(error.text(), Catch::Contains("worker1 grants worker0") && Catch::Contains("`" + field + "`"));
-}
-
-void echo(Request request, const Responder& responder) {
-  request.message.kind = Kind::kReply;
-  responder.reply(std::move(request.message));
 }
 
 }  // namespace
@@ -172,6 +167,24 @@ class OpenedConnection final : public ConnectionHandler {
 
 }  // namespace
 
+TEST_CASE("a connection of a peer that has proved its name counts before HELLO") {
+  const auto proved = [](int id) {
+    return std::optional(PeerIdentity{.name = LoopbackGroup::infoOf(id).name, .roles = {"client"}});
+  };
+  LoopbackGroup group({.identity = proved, .callee_quotas = {{"worker0", {.connections = 2}}}});
+  group.start();
+  const auto transport = makeLoopbackTransport(group.network(), {}, proved(0));
+  std::vector<std::shared_ptr<OpenedConnection>> opened;
+  for (int i = 0; i < 10; ++i) {
+    opened.push_back(std::make_shared<OpenedConnection>());
+    opened.back()->connection = transport->connect(group.address(1), "worker1", opened.back());
+    opened.back()->connection->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
+  }
+  CHECK(eventually(
+      [&] { return std::ranges::count_if(opened, [](const auto& each) { return each->closed.load(); }) == 7; }));
+  transport->close();
+}
+
 TEST_CASE("a caller with as many connections as its quota allows learns the reason, and cannot open any number more") {
   LoopbackGroup group({.callee_quotas = {{"worker0", {.connections = 2}}}});
   group[1].on(kCall, Messenger::Where::kPool, echo);
@@ -200,4 +213,137 @@ TEST_CASE("a caller with as many connections as its quota allows learns the reas
     return is_served;
   }));
   transport->close();
+}
+
+namespace {
+
+/// A peer of worker1 over TCP that speaks by hand, and has finished the handshake.
+struct HandshakenPeer : ManualPeer {
+  explicit HandshakenPeer(const std::string& address) : ManualPeer(address) {
+    send(hello(""));
+    receive();
+    send(confirm());
+    receive();
+  }
+  void say(const Message& message) {
+    const auto frame = encodeFrame(message);
+    announce(frame.head.size());
+    sendBytes(frame.head);
+  }
+  /// Sends the header of a frame without segments.
+  void announce(uint64_t head_bytes) {
+    const native::FrameHeader header{.head_bytes = head_bytes};
+    sendBytes({reinterpret_cast<const char*>(&header), sizeof(header)});
+  }
+  /// Sends a part of a large call, which announces `bytes` of payload.
+  void begin(CallId call, uint64_t bytes) {
+    auto head = encodeFrame({.kind = kCall, .call = call, .payload = std::string(1000, 'x')}).head;
+    announce(head.size() + bytes);
+    sendBytes(head);
+  }
+  Message answer() {
+    native::FrameHeader header;
+    REQUIRE(::recv(fd(), &header, sizeof(header), MSG_WAITALL) == sizeof(header));
+    Frame frame{.head = std::string(header.head_bytes, '\0')};
+    REQUIRE(::recv(fd(), frame.head.data(), frame.head.size(), MSG_WAITALL) == static_cast<ssize_t>(frame.head.size()));
+    return decodeFrame(std::move(frame));
+  }
+};
+
+size_t residentBytes() {
+  std::ifstream in("/proc/self/statm");
+  size_t all = 0, resident = 0;
+  in >> all >> resident;
+  return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+/// An agent at a native transport, with one rule for all callers.
+struct QuotaServer {
+  explicit QuotaServer(Quota quota)
+      : agent(
+            {.self = {"worker1", 1}, .incarnation = 1, .quotas = {{"*", quota}}},
+            native::makeTransport(
+                {.host = "127.0.0.1", .node_name = "worker1", .unix_sockets = false, .handshake_deadline = 5min}),
+            makeThreadTimer()) {
+    agent.on(kCall, Messenger::Where::kPool, echo);
+    address = agent.listen();
+  }
+  ~QuotaServer() { agent.close(); }
+  Agent agent;
+  std::string address;
+};
+
+}  // namespace
+
+TEST_CASE("the bytes of a request count when it begins to arrive, over all connections of its caller") {
+  QuotaServer server({.bytes = 1 << 20});
+  HandshakenPeer quick(server.address);
+  quick.say(hello({"mallory", 7}, 5));
+  const auto is_refused = [&] {
+    quick.say({.kind = kCall, .call = 2, .payload = std::string(300'000, 'x')});
+    const auto answer = quick.answer();
+    return answer.kind == Kind::kError && decodeError(answer).code() == ErrorCode::kQuotaExceeded;
+  };
+  std::optional<HandshakenPeer> slow;
+  CHECK(eventually([&] {
+    slow.emplace(server.address);
+    slow->say(hello({"mallory", 7}, 5));
+    slow->begin(1, 900'000);
+    std::this_thread::sleep_for(20ms);  // so that it arrives first: of the two the later one is refused
+    return is_refused();
+  }));
+  slow.reset();
+  CHECK(eventually([&] { return !is_refused(); }));
+}
+
+TEST_CASE("a request that announces more than the quota is answered, and its bytes occupy no memory") {
+  constexpr uint64_t kAnnounced = uint64_t{3} << 30, kSent = 96 << 20;
+  QuotaServer server({.bytes = 1 << 20});
+  HandshakenPeer peer(server.address);
+  peer.say(hello({"mallory", 7}, 5));
+  const auto before = residentBytes();
+  peer.begin(1, kAnnounced);
+  const std::string part(1 << 20, 'x');
+  for (uint64_t sent = 0; sent < kSent; sent += part.size()) peer.sendBytes(part);
+  CHECK(residentBytes() < before + kSent / 4);
+  // A whole one is answered, and the connection stays open.
+  HandshakenPeer other(server.address);
+  other.say(hello({"mallory", 7}, 5));
+  other.say({.kind = kCall, .call = 3, .payload = std::string(2 << 20, 'x')});
+  const auto answer = other.answer();
+  REQUIRE(answer.kind == Kind::kError);
+  CHECK(answer.call == 3);
+  CHECK(decodeError(answer).code() == ErrorCode::kQuotaExceeded);
+  other.say({.kind = kCall, .call = 4});
+  CHECK(other.answer().kind == Kind::kReply);
+}
+
+TEST_CASE("a large request that is sent until it is answered counts against the quota of bytes") {
+  QuotaServer server({.bytes = 1 << 20});
+  HandshakenPeer peer(server.address);
+  peer.say(hello({"mallory", 7}, 5));
+  peer.say({.kind = Kind::kRRefUserDelete, .call = 3, .payload = std::string(2 << 20, 'x')});
+  const auto answer = peer.answer();
+  REQUIRE(answer.kind == Kind::kError);
+  CHECK(decodeError(answer).code() == ErrorCode::kQuotaExceeded);
+}
+
+TEST_CASE("nothing large is read from a peer before its HELLO") {
+  QuotaServer server({});
+  HandshakenPeer peer(server.address);
+  peer.begin(1, 1 << 20);
+  CHECK(peer.isClosed());
+}
+
+TEST_CASE("a connection counts before HELLO under the name of the handshake, which HELLO cannot change") {
+  QuotaServer server({.connections = 2});
+  std::vector<std::unique_ptr<HandshakenPeer>> peers;
+  for (int i = 0; i < 10; ++i) {
+    peers.push_back(std::make_unique<HandshakenPeer>(server.address));
+    peers.back()->say({.kind = Kind::kPing});
+  }
+  for (size_t i = 3; i < peers.size(); ++i) CHECK(peers[i]->isClosed());
+  CHECK(peers.front()->answer().kind == Kind::kPong);
+  peers.front()->say(hello({"trusted", 7}, 5));
+  CHECK(peers.front()->isClosed());
 }

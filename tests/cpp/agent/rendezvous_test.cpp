@@ -418,6 +418,10 @@ TEST_CASE("names, ranks and world sizes are checked before anything starts") {
   CHECK_THAT(text("worker0", -1, 1), Catch::Contains("rank must be 0 or more"));
   CHECK_THAT(text("worker0", 2, 2), Catch::Contains("rank 2 in a group of 2"));
   CHECK_THAT(text("worker0", 0, -2), Catch::Contains("world_size must be positive"));
+  CHECK(text("worker0", kMaxWorldSize - 1, kMaxWorldSize) == "no error");
+  CHECK_THAT(
+      text("worker0", 0, 1'000'000), Catch::Contains("32768 workers at most, but worker0 got world_size 1000000"));
+  CHECK_THAT(text("worker0", kMaxWorldSize, 0), Catch::Contains("32768 workers at most, but worker0 got rank 32768"));
 }
 
 TEST_CASE("the directory finds workers by name and id until they leave") {
@@ -595,4 +599,15 @@ TEST_CASE("a group is entered by its number, and one that has formed only by a p
   CHECK(enterGroup(root, kNoWorker, 0).number == 1);
   Rendezvous(first, record(0, 2)).markEnded();
   CHECK(enterGroup(root, 1, 0).number == 1);
+}
+
+TEST_CASE("the latest group of a store is the last one that has formed, and the first one if none has") {
+  const auto root = makeStore();
+  for (int number = 0; number < 3; ++number) partOfGroup(root, number)->set("number", std::to_string(number));
+  const auto latest = [&root] { return get(partOfLatestGroup(root), "number"); };
+  CHECK(latest() == "0");
+  for (int number = 0; number < 2; ++number) {
+    markFormed(*partOfGroup(root, number));
+    CHECK(latest() == std::to_string(number));
+  }
 }

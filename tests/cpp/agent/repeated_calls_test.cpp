@@ -29,12 +29,6 @@ Message repeatable(std::string payload, uint32_t retries, std::string key = {}, 
   return call;
 }
 
-Error errorOf(Pending& pending) {
-  auto result = pending.get();
-  REQUIRE_FALSE(result.ok());
-  return result.error();
-}
-
 /// Two workers whose connections the test can cut, and a function on worker1 that counts.
 struct CutGroup {
   explicit CutGroup(LoopbackGroup::Options options = {}) : group(prepare(std::move(options))) {}
@@ -168,6 +162,20 @@ TEST_CASE("attempts and pauses end with the time-out of the call") {
   group[0].request(1, call, 300ms, pending.handler());
   CHECK_THAT(errorOf(pending).text(), Catch::Contains("leaves no time"));
   CHECK(std::chrono::steady_clock::now() - start < 10s);
+}
+
+TEST_CASE("the time-out of an attempt tells the time-out of the call") {
+  std::latch end(1);
+  std::atomic<int> attempts{0};
+  LoopbackGroup group({.send_faults = [&](const Message&) -> SendFault { return {.fail = ++attempts == 1}; }});
+  group[1].on(kOnce, Messenger::Where::kPool, [&](const Request&, const Responder&) { end.wait(); });
+  group.start();
+  Pending pending;
+  group[0].request(1, repeatable("x", 5), 300ms, pending.handler());
+  const auto error = errorOf(pending);
+  end.count_down();
+  CHECK(error.code() == ErrorCode::kTimeout);
+  CHECK_THAT(error.text(), Catch::Contains("set timeout (300 ms)") && Catch::Contains("sent 2 times"));
 }
 
 TEST_CASE("a call with a key gets the first one's answer, whatever has become of its tensors") {
@@ -390,9 +398,12 @@ TEST_CASE("repetitions count against the quota of their caller") {
   held.clear();
 }
 
-TEST_CASE("a header that no worker writes is refused") {
-  CHECK(RepeatableHeader::decode(RepeatableHeader{.key = "k", .digest = 3, .attempt = 2}.encode()).key == "k");
-  CHECK(RepeatableHeader::decode(RepeatableHeader{.number = 7, .oldest = 5}.encode()).number == 7);
+TEST_CASE("a header arrives as it was written, and one that no worker writes is refused") {
+  const auto keyed =
+      RepeatableHeader::decode(RepeatableHeader{.key = "k", .incarnation = 4, .digest = 3, .attempt = 2}.encode());
+  CHECK((keyed.key == "k" && keyed.incarnation == 4 && keyed.digest == 3 && keyed.attempt == 2));
+  const auto numbered = RepeatableHeader::decode(RepeatableHeader{.number = 7, .oldest = 5}.encode());
+  CHECK((numbered.number == 7 && numbered.oldest == 5 && numbered.key.empty()));
   for (const auto& bad :
        {RepeatableHeader{}, RepeatableHeader{.key = "k", .number = 1}, RepeatableHeader{.number = 2, .oldest = 3},
         RepeatableHeader{.key = std::string(kMaxKeyBytes + 1, 'k')}, RepeatableHeader{.number = 1, .attempt = 0}}) {

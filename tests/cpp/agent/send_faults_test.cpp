@@ -11,14 +11,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kPythonCall;
+constexpr auto kPythonCall = Kind::kPythonCall;
 
 /// A group whose worker0 has faults and whose workers answer calls; counts them.
 struct FaultyGroup {
   explicit FaultyGroup(SendFaultPolicy faults)
       : timer(std::make_shared<ManualTimer>()), group({.timer = timer, .send_faults = std::move(faults)}) {
     for (int id : {0, 1}) {
-      for (auto kind : {kCall, Kind::kRRefUserDelete}) {
+      for (auto kind : {kPythonCall, Kind::kRRefUserDelete}) {
         group[id].on(kind, Messenger::Where::kLoop, [this](const Request&, const Responder& responder) {
           ++served;
           responder.reply(message(Kind::kReply));
@@ -30,7 +30,7 @@ struct FaultyGroup {
 
   Result<Message> call(WorkerId to, std::string payload = {}) {
     Pending pending;
-    group[0].request(to, message(kCall, std::move(payload)), kNoLimit, pending.handler());
+    group[0].request(to, message(kPythonCall, std::move(payload)), kNoLimit, pending.handler());
     return pending.get();
   }
 
@@ -77,8 +77,8 @@ TEST_CASE("a delayed call can time out before it is sent, and is served all the 
   const WorkerId to = GENERATE(0, 1);
   FaultyGroup faulty(makeSendFaults({}, 0, {{"PYTHON_CALL", 1.5}}));
   Pending brief, patient;
-  faulty.group[0].request(to, message(kCall), 1s, brief.handler());
-  faulty.group[0].request(to, message(kCall), 2s, patient.handler());
+  faulty.group[0].request(to, message(kPythonCall), 1s, brief.handler());
+  faulty.group[0].request(to, message(kPythonCall), 2s, patient.handler());
   faulty.timer->advance(1s);
   const auto result = brief.get();
   REQUIRE_FALSE(result.ok());
@@ -93,7 +93,7 @@ TEST_CASE("a delayed call can time out before it is sent, and is served all the 
 TEST_CASE("an agent that closes with delayed calls completes them") {
   FaultyGroup faulty(makeSendFaults({}, 0, {{"PYTHON_CALL", 1}}));
   Pending pending;
-  faulty.group[0].request(1, message(kCall), kNoLimit, pending.handler());
+  faulty.group[0].request(1, message(kPythonCall), kNoLimit, pending.handler());
   faulty.group[0].close();
   CHECK(pending.get().error().code() == ErrorCode::kShutdown);
   CHECK(faulty.served == 0);

@@ -58,6 +58,17 @@ TEST_CASE("a store that comes later is found soon after it has come") {
   CHECK(waitForStore("127.0.0.1", number, 0s).empty());  // to look at once is enough
 }
 
+TEST_CASE("both servers of c10d's store are recognized") {
+  c10d::TCPStoreOptions options;
+  options.port = 0;  // chosen by the system
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.useLibUV = GENERATE(true, false);
+  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  CHECK(store->isLibUvBackend() == options.useLibUV);
+  CHECK(waitForStore("127.0.0.1", store->getPort(), 60s).empty());
+}
+
 TEST_CASE("a process that accepts connections and never answers is no store") {
   const Port port;
   port.listen();

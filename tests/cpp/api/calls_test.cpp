@@ -73,6 +73,82 @@ TORCHRPC_FUNCTION(countDown);
 
 }  // namespace
 
+namespace {
+int area(int side) { return side * side; }
+double area(double width, double height) { return width * height; }
+TORCHRPC_FUNCTION_AS("area.square", torchrpc::overload<int(int)>(&area));
+TORCHRPC_FUNCTION_AS("area.rectangle", torchrpc::overload<double(double, double)>(&area));
+TORCHRPC_FUNCTION_AS("area.none", [] { return 0; });
+template <typename A, typename B>
+std::pair<B, A> swapped(const A& a, const B& b) {
+  return {b, a};
+}
+TORCHRPC_FUNCTION(swapped<int, std::string>);
+struct Fence {
+  int length() const { return 1; }
+  int length(int factor) & { return factor; }
+};
+void failWith(const std::string& how) {
+  if (how == "range") throw std::out_of_range("far");
+  throw 42;
+}
+TORCHRPC_FUNCTION(failWith);
+}  // namespace
+
+TEST_CASE("overloaded functions, templates and lambdas are registered under a name") {
+  Group group(2);
+  CHECK(group[0].call(1, overload<int(int)>(&area), 3) == 9);
+  CHECK(group[0].call<double>(1, "area.rectangle", 2.0, 1.5) == 3);
+  CHECK(group[0].call<int>(1, "area.none") == 0);
+  CHECK(group[0].call(1, &swapped<int, std::string>, 1, "x") == std::pair<std::string, int>("x", 1));
+  registerFunction("Fence.length", overload<int() const>(&Fence::length));
+  registerFunction("Fence.times", overload<int(int)&>(&Fence::length));
+  const auto fence = group[0].makeRRef(std::make_shared<Fence>());
+  CHECK(fence.call(overload<int() const>(&Fence::length)) == 1);
+  CHECK(fence.call(overload<int(int)&>(&Fence::length), 4) == 4);
+}
+
+TEST_CASE("registered functions are listed with their types, and can be removed") {
+  Group group(2);
+  registerFunction("removed", [](const std::string& text, const std::vector<int>&) { return text.size() * 1.0; });
+  const auto typeOf = [](const std::string& name) {
+    for (const auto& function : registeredFunctions()) {
+      if (function.name == name) return function.type;
+    }
+    return std::string("none");
+  };
+  CHECK(typeOf("removed") == "double (std::string const&, std::vector<int> const&)");
+  CHECK(typeOf("area.square") == "int (int)");
+  CHECK(typeOf("Ledger::balance") == "int (Ledger::*)() noexcept const");
+  CHECK(group[0].call<double>(1, "removed", "abc", std::vector<int>()) == 3);
+  CHECK(unregisterFunction("removed"));
+  CHECK_FALSE(unregisterFunction("removed"));
+  CHECK(typeOf("removed") == "none");
+  CHECK(errorOf([&] { group[0].call<double>(1, "removed", "abc"); }).code() == ErrorCode::kNoSuchFunction);
+  registerFunction("removed", &poke);
+  group[0].call(1, "removed");
+  CHECK(unregisterFunction("removed"));
+}
+
+TEST_CASE("an error has the type of the exception that the function threw") {
+  Group group(2);
+  const auto range = errorOf([&] { group[0].call(1, &failWith, "range"); });
+  CHECK(range.exceptionType() == "std::out_of_range");
+  const auto number = errorOf([&] { group[0].call(1, &failWith, "number"); });
+  CHECK(number.exceptionType() == "int");
+  CHECK_THAT(number.text(), Catch::Contains("an exception of type int"));
+  CHECK(errorOf([&] { group[0].call(1, "nobody"); }).exceptionType().empty());
+}
+
+TEST_CASE("a default-constructed NodeRef refers to no node, until one is assigned") {
+  NodeRef node;
+  CHECK(errorOf([&] { node.self(); }).code() == ErrorCode::kInvalidArgument);
+  CHECK_THAT(errorOf([&] { node.call(1, &poke); }).text(), Catch::Contains("refers to no node"));
+  Group group(2);
+  node = group[0];
+  CHECK(node.self().name == "worker0");
+}
+
 TEST_CASE("a function is called by its name or by its address") {
   Group group(2);
   const auto to = GENERATE(0, 1);
@@ -115,7 +191,7 @@ TEST_CASE("the error for wrong arguments names the function and the argument") {
   CHECK_THAT(few.what(), Catch::Contains("scale") && Catch::Contains("takes 2 arguments, the call has 1"));
   const auto wrong = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({1}), "two"); });
   CHECK(wrong.code() == ErrorCode::kArgumentMismatch);
-  CHECK_THAT(wrong.what(), Catch::Contains("argument 1: expected a number, but got a value of type String"));
+  CHECK_THAT(wrong.what(), Catch::Contains("argument 1 (double): expected a number, but got a string"));
   const auto result = errorOf([&] { group[0].call<int>(1, "scale", at::ones({1}), 2.0); });
   CHECK(result.code() == ErrorCode::kResultMismatch);
 }
@@ -227,10 +303,10 @@ TEST_CASE("a function that ends its worker itself gets an error, and the worker 
   stopped_by_a_call.reset();
 }
 
-TEST_CASE("a node that one of its functions destroys ends nothing, and cannot be called any more") {
+TEST_CASE("a node that one of its functions destroys cannot be called any more") {
   stopped_by_a_call = alone();
   const NodeRef node = *stopped_by_a_call;
-  node.call(0, &destroyHere);
+  CHECK(errorOf([&] { node.call(0, &destroyHere); }).code() == ErrorCode::kShutdown);
   CHECK(errorOf([&] { node.call(0, &poke); }).code() == ErrorCode::kShutdown);
 }
 

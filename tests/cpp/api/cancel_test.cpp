@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <latch>
-#include <thread>
 
 #include "api/group.h"
+#include "outcomes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/task.h"
 
@@ -26,7 +26,7 @@ std::shared_ptr<Watch> watchedFunction(const std::string& name) {
   auto watch = std::make_shared<Watch>();
   registerFunction(name, [watch](const Call& call) {
     watch->arrived.count_down();
-    while (!call.cancelled() && !watch->gives_up) std::this_thread::sleep_for(1ms);
+    test::eventually([&] { return call.cancelled() || watch->gives_up; });
     if (call.cancelled()) watch->noticed.count_down();
     return 1;
   });
@@ -34,9 +34,7 @@ std::shared_ptr<Watch> watchedFunction(const std::string& name) {
 }
 
 bool arrives(std::latch& latch) {
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (!latch.try_wait() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
-  return latch.try_wait();
+  return test::eventually([&] { return latch.try_wait(); });
 }
 
 /// The worker at the end of a chain of `hops` calls, each of which returns a future, waits for the test.
@@ -164,6 +162,62 @@ TEST_CASE("a worker that cancels many calls leaves nothing behind") {
     if (i % 2 == 0) future.cancel();
   }
   CHECK(group[0].call<int>(1, "quick", 5) == 5);
+  group.shutdown();
+}
+
+TEST_CASE("a cancelled call that has not begun does not run") {
+  Group group(2);
+  const auto first = watchedFunction("firstThread"), second = watchedFunction("secondThread");
+  std::atomic<int> runs{0};
+  registerFunction("thirdCall", [&runs] { ++runs; });
+  const auto a = group[0].callAsync<int>(1, "firstThread"), b = group[0].callAsync<int>(1, "secondThread");
+  first->arrived.wait();
+  second->arrived.wait();  // both threads of worker1 are busy
+  const auto third = group[0].callAsync<void>(1, "thirdCall"), fourth = group[0].callAsync<void>(1, "thirdCall");
+  CHECK(third.cancel());
+  CHECK(a.cancel());
+  CHECK(arrives(first->noticed));  // so the message that cancels the third call has arrived, too
+  second->gives_up = true;
+  fourth.wait();
+  CHECK(b.wait() == 1);
+  group.shutdown();
+  CHECK(runs == 1);
+}
+
+TEST_CASE("a cancelled call ends the calls for which its function waits on its thread") {
+  Group group(3);
+  const auto to = GENERATE(0, 1);
+  const auto name = "waitedFor" + std::to_string(to);
+  const auto watch = watchedFunction(name);
+  std::atomic<bool> could_clean_up{false};
+  const auto waiting = "waits" + name;
+  registerFunction("five" + name, [] { return 5; });
+  registerFunction(waiting, [&could_clean_up, name](const Call& call) {
+    try {
+      return call.node.call<int>(2, name);
+    } catch (const Error& error) {
+      could_clean_up = error.code() == ErrorCode::kCancelled && call.node.call<int>(2, "five" + name) == 5;
+      throw;
+    }
+  });
+  const auto future = group[0].callAsync<int>(to, waiting);
+  watch->arrived.wait();
+  CHECK(future.cancel());
+  CHECK(arrives(watch->noticed));
+  watch->gives_up = true;
+  group.shutdown();
+  CHECK(could_clean_up);
+}
+
+TEST_CASE("a call that times out is cancelled, unless the node's options say otherwise") {
+  const bool cancels = GENERATE(true, false);
+  Group group(2, [&](NodeOptions& options) { options.cancel_on_timeout = cancels; });
+  const auto to = GENERATE(0, 1);
+  const auto name = "timesOut" + std::to_string(cancels) + std::to_string(to);
+  const auto watch = watchedFunction(name);
+  CHECK(errorOf([&] { group[0].withTimeout(50ms).call<int>(to, name); }).code() == ErrorCode::kTimeout);
+  CHECK((cancels ? arrives(watch->noticed) : !watch->noticed.try_wait()));
+  watch->gives_up = true;
   group.shutdown();
 }
 

@@ -6,12 +6,18 @@
 
 #include <atomic>
 #include <deque>
+#include <filesystem>
 #include <latch>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <unistd.h>
+#include <vector>
 
 #include "api/group.h"
+#include "outcomes.h"
 #include "torchrpc/autograd.h"
 #include "torchrpc/function.h"
 #include "torchrpc/task.h"
@@ -25,6 +31,10 @@ int increment(int x) { return x + 1; }
 TORCHRPC_FUNCTION(increment);
 int refuse(const std::string& why) { throw std::runtime_error(why); }
 TORCHRPC_FUNCTION(refuse);
+int lengthOfView(std::string_view text) { return static_cast<int>(text.size()); }
+TORCHRPC_FUNCTION(lengthOfView);
+int lengthIfAny(const std::optional<std::string>& text) { return text ? static_cast<int>(text->size()) : -1; }
+TORCHRPC_FUNCTION(lengthIfAny);
 
 /// Functions that wait for a latch, of which the test has the other end.
 struct Gate {
@@ -40,16 +50,26 @@ std::shared_ptr<Gate> gateOf(const std::string& name) {
   return gate;
 }
 
-bool waitUntil(const std::function<bool()>& predicate) {
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (!predicate()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(1ms);
+Task<void> countWhenReady(Future<void> awaited, std::atomic<int>& count) {
+  try {
+    co_await awaited;
+  } catch (const Error&) {
+    // Cancelled: ready, too.
   }
-  return true;
+  ++count;
 }
 
 }  // namespace
+
+TEST_CASE("continuations need not be copyable") {
+  Group group(2);
+  const auto future = group[0].callAsync(1, &increment, 1);
+  CHECK(future.then([two = std::make_unique<int>(2)](int x) { return x * *two; }).wait() == 4);
+  CHECK(future.then([two = std::make_unique<int>(2)](const Future<int>& x) { return x.wait() + *two; }).wait() == 4);
+  CHECK(future.then(Executor::inlined(), [one = std::make_unique<int>(1)](int x) { return x + *one; }).wait() == 3);
+  const auto failed = group[0].callAsync(1, &refuse, "no");
+  CHECK(failed.thenError([five = std::make_unique<int>(5)](const Error&) { return *five; }).wait() == 5);
+}
 
 TEST_CASE("a future that has not been assigned is not valid, and its methods say so") {
   Future<int> future;
@@ -80,6 +100,154 @@ TEST_CASE("waitFor() returns nothing after its time-out, and the call goes on") 
   CHECK(future.waitFor(20s));
   CHECK(value.waitFor(20s) == 3);
   CHECK(errorOf([&] { group[0].callAsync(1, &refuse, "no").waitFor(20s); }).code() == ErrorCode::kUserException);
+}
+
+TEST_CASE("all threads that wait for copies of a future wake when it is ready or cancelled") {
+  const auto transport = GENERATE("native", "tcp");
+  const auto threads = GENERATE(1, 2, 3, 8, 64);
+  const auto ends = GENERATE("reply", "cancel");
+  Group group(2, [&](NodeOptions& options) {
+    options.transport = transport;
+    options.timeout = 60s;
+  });
+  for (int round = 0; round < 10; ++round) {
+    static int number = 0;
+    const auto name = "manyWaitersGate" + std::to_string(number++);
+    const auto gate = gateOf(name);
+    const auto future = group[0].callAsync<void>(1, name);
+    gate->arrived.wait();
+    const auto other_gate = gateOf("other " + name);  // of a call for which another thread waits
+    const auto other = group[0].callAsync<void>(1, "other " + name);
+    std::latch begun(threads + 1);
+    std::atomic<int> awake{0};
+    const auto wait = [&](int kind) {
+      begun.count_down();
+      try {
+        if (kind % 3 == 0) future.wait();
+        if (kind % 3 == 1) future.wait(50s);
+        if (kind % 3 == 2 && !future.waitFor(50s)) return;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kCancelled) return;
+      }
+      ++awake;
+    };
+    std::vector<std::thread> waiting;
+    for (int i = 0; i < threads; ++i) waiting.emplace_back(wait, i);
+    std::thread waits_for_other([&] {
+      begun.count_down();
+      other.wait();
+    });
+    future.thenError([&](const Error&) {}).then([&] { ++awake; });
+    const auto task = countWhenReady(future, awake).start();
+    begun.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(round % 3));  // a guess: some or all of them are asleep
+    if (ends == std::string("cancel")) CHECK(future.cancel());
+    gate->release.count_down();
+    CHECK(test::eventually([&] { return awake == threads + 2; }));
+    other_gate->release.count_down();
+    for (auto& thread : waiting) thread.join();
+    waits_for_other.join();
+  }
+}
+
+TEST_CASE("functions, texts and promises that are null are refused with an error") {
+  Group group(1);
+  const auto& node = group[0];
+  const auto ready = Future<int>::of(1);
+  const char* no_text = nullptr;
+  int (*no_function)(int) = nullptr;
+  const std::function<int(int)> empty;
+  int (*no_handler)(const Error&) = nullptr;
+  struct Object {
+    int get() { return 1; }
+  };
+  int (Object::*no_method)() = nullptr;
+  const Promise<int> kept;
+  auto moved = kept;
+  const auto other = std::move(moved);
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { registerFunction("nullFunction", no_function); }, [&] { registerFunction("nullFunction", empty); },
+           [&] { registerFunction("nullFunction", no_method); }, [&] { ready.then(no_function); },
+           [&] { ready.then(empty); }, [&] { ready.thenError(no_handler); }, [&] { node.call(0, no_function, 1); },
+           [&] { node.call(0, &refuse, no_text); }, [&] { node.call(0, &lengthOfView, no_text); },
+           [&] { node.call(0, &lengthIfAny, no_text); }, [&] { node.call<int>(no_text, "increment", 1); },
+           [&] { node.onMemberChange(nullptr); }, [&] { node.onWorkerLost(nullptr); },
+           [&] { node.call<int>(0, no_text, 1); }, [&] { moved.set(1); },  // NOLINT: it has been moved from
+           [&] { moved.fail(Error(ErrorCode::kUnknown, "")); }, [&] { moved.future().wait(); }}) {
+    CHECK(errorOf(use).code() == ErrorCode::kInvalidArgument);
+  }
+  other.set(2);
+  CHECK(kept.future().wait() == 2);
+  group.shutdown();
+}
+
+TEST_CASE("a future gives its value or its error without an exception") {
+  Group group(2);
+  auto value = group[0].callAsync(1, &increment, 4).expected();
+  CHECK((value && value.hasValue() && *value == 5 && value.valueOr(0) == 5));
+  *value = 7;
+  CHECK(value.value() == 7);
+  CHECK(errorOf([&] { (void)value.error(); }).code() == ErrorCode::kInvalidArgument);
+
+  const auto failed = group[0].callAsync<int>(1, &refuse, "no").expected(20s);
+  CHECK_FALSE(failed);
+  CHECK(failed.error().code() == ErrorCode::kUserException);
+  CHECK(failed.valueOr(3) == 3);
+  CHECK(errorOf([&] { (void)failed.value(); }).text() == failed.error().text());
+  CHECK(errorOf([&] { (void)*failed; }).code() == ErrorCode::kUserException);
+
+  const auto gate = gateOf("gateOfExpected");
+  const auto waiting = group[0].callAsync<void>(1, "gateOfExpected");
+  CHECK(waiting.expected(0s).error().code() == ErrorCode::kTimeout);
+  gate->release.count_down();
+  CHECK(waiting.expected().hasValue());
+  CHECK(Expected<void>().hasValue());
+
+  auto text = Future<std::string>::of("a text").expected();
+  CHECK(text->size() == 6);
+  const std::string moved = *std::move(text);
+  CHECK(moved == "a text");
+  const auto other = Future<int>::of(1).then([](int) -> int { throw std::out_of_range("of a continuation"); });
+  CHECK_THROWS_AS(other.expected(), std::out_of_range);
+  group.shutdown();
+}
+
+TEST_CASE("the threads of an executor end, also if one of their tasks holds its last copy") {
+  for (int round = 0; round < 2; ++round) {
+    std::latch begun(1), release(1);
+    std::atomic<pid_t> thread{0};
+    auto executor = std::make_shared<std::optional<Executor>>(Executor::threads(1));
+    executor->value().post()([&, executor] {
+      thread = gettid();
+      begun.count_down();
+      release.wait();
+      executor->reset();
+    });
+    begun.wait();
+    release.count_down();
+    const auto folder = "/proc/self/task/" + std::to_string(thread);
+    CHECK(test::eventually([&] { return !std::filesystem::exists(folder); }));
+  }
+}
+
+TEST_CASE("a function that returns an empty future fails, whatever the type of its value") {
+  registerFunction("emptyVoid", [] { return Future<void>(); });
+  registerFunction("emptyInt", [] { return Future<int>(); });
+  registerFunction("emptyOnThreads", [] { return Future<void>(); }, {.executor = Executor::threads(1)});
+  registerFunction("emptyInTask", []() -> Task<void> { co_await Future<void>(); });
+  Group group(2);
+  for (const auto* function : {"emptyVoid", "emptyInt", "emptyOnThreads", "emptyInTask"}) {
+    for (const auto& use : std::vector<std::function<void()>>{
+             [&] { group[0].call(1, function); }, [&] { group[0].call(0, function); },
+             [&] { group[0].remote<int>(1, function).toHere(); }}) {
+      const auto error = errorOf(use);
+      CHECK(error.code() == ErrorCode::kInvalidArgument);
+      CHECK_THAT(error.text(), Catch::Contains("has not been assigned") && Catch::Contains(function));
+    }
+  }
+  const auto ready = Future<int>::of(1);
+  CHECK(errorOf([&] { ready.then([](int) { return Future<void>(); }).wait(); }).code() == ErrorCode::kInvalidArgument);
+  group.shutdown();
 }
 
 TEST_CASE("a continuation takes the value, and an error passes it by") {
@@ -193,7 +361,7 @@ TEST_CASE("a continuation runs on the executor that it is given") {
   gate->release.count_down();
   inlined.wait();
   CHECK(ran);
-  CHECK(waitUntil([&] {
+  CHECK(test::eventually([&] {
     const std::lock_guard lock(mutex);
     return !queue.empty();
   }));

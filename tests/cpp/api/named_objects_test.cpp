@@ -108,7 +108,7 @@ TEST_CASE("values have names as well, and are checked when they are used") {
 TEST_CASE("an object may be registered while it is still to be made") {
   Group group(2);
   registerFunction("makeLate", [] {
-    std::this_thread::sleep_for(50ms);
+    std::this_thread::sleep_for(50ms);  // the function under test is slow
     return makeBuffer();
   });
   group[0].registerObject("late", group[0].remote<std::shared_ptr<Buffer>>(1, "makeLate"));
@@ -223,7 +223,7 @@ TEST_CASE("objects that still have names are freed when their owner ends") {
 TEST_CASE("a continuation on the loop may not wait for a named object") {
   Group group(2);
   group[0].registerObject("replay", group[0].remote(1, &makeBuffer));
-  registerFunction("later", [] { std::this_thread::sleep_for(50ms); });
+  registerFunction("later", [] { std::this_thread::sleep_for(50ms); });  // the function under test is slow
   const auto refused = group[0].callAsync(1, "later").then(Executor::inlined(), [&] {
     return std::string(name(errorOf([&] { lookUp(group[0], "replay"); }).code()));
   });

@@ -60,6 +60,32 @@ TORCHRPC_FUNCTION(Ledger::reject);
 TORCHRPC_FUNCTION(Ledger::fork);
 TORCHRPC_FUNCTION(Ledger::later);
 TORCHRPC_FUNCTION(Ledger::inTask);
+
+/// Classes that inherit methods. The base class is not the first, so its address differs from that of the object.
+struct Padding {
+  virtual ~Padding() = default;
+  int unused = 1;
+};
+struct Named {
+  virtual ~Named() = default;
+  virtual std::string kind() const { return "named"; }
+  std::string nameFor(const Call& call, const std::string& title) const& {
+    return title + " " + name + " for " + call.caller.name;
+  }
+  Task<std::string> nameLater(Call call, std::string title) { co_return nameFor(call, title); }
+  std::string name = "x";
+};
+struct Account : Padding, Named {
+  std::string kind() const override { return "account"; }
+};
+TORCHRPC_FUNCTION(Named::kind);
+TORCHRPC_FUNCTION(Account::nameFor);  // the same as Named::nameFor
+TORCHRPC_FUNCTION(Named::nameLater);
+std::shared_ptr<Account> openAccount() { return std::make_shared<Account>(); }
+TORCHRPC_FUNCTION(openAccount);
+std::string kindOfNamed(const RRef<std::shared_ptr<Named>>& named) { return named.localValue()->kind(); }
+TORCHRPC_FUNCTION(kindOfNamed);
+
 std::unique_ptr<Ledger> openLedger(int start) { return std::make_unique<Ledger>(start); }
 TORCHRPC_FUNCTION(openLedger);
 int balanceOf(const RRef<std::shared_ptr<Ledger>>& ledger, int extra) { return ledger.localValue()->balance() + extra; }
@@ -95,6 +121,27 @@ TORCHRPC_FUNCTION(timesWeight);
 TORCHRPC_FUNCTION(gradientOf);
 
 }  // namespace
+
+TEST_CASE("an object has the methods of its base classes, and an RRef to it is one to its base class") {
+  Group group(2);
+  const auto account = group[0].remote("worker1", &openAccount);
+  CHECK(account.call(&Account::nameFor, "my") == "my x for worker0");
+  CHECK(account.call(&Named::kind) == "account");
+  CHECK(account.call(&Named::nameLater, "a") == "a x for worker0");
+  CHECK(account.call<std::string>("Named::kind") == "account");
+  const RRef<std::shared_ptr<Named>> named = account;
+  CHECK(named.call(&Named::kind) == "account");
+  CHECK(group[0].call("worker1", &kindOfNamed, account) == "account");
+  CHECK(group[0].call<std::string>("worker1", "kindOfNamed", account) == "account");
+  group[0].registerObject("account", account);
+  CHECK(group[1].lookup<std::shared_ptr<Named>>("account").call(&Named::kind) == "account");
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<RRef<std::shared_ptr<Named>>, RRef<std::shared_ptr<Account>>>);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<RRef<int>, RRef<double>>);
+  const auto ledger = group[0].remote("worker1", &openLedger, 1);
+  const auto error = errorOf([&] { ledger.call<std::string>("Named::kind"); });
+  CHECK_THAT(
+      error.text(), Catch::Contains("an object of the class") && Catch::Contains("Named") && Catch::Contains("Ledger"));
+}
 
 TEST_CASE("a remote call's result stays on the callee until it is fetched") {
   Group group(2);
@@ -296,6 +343,27 @@ TEST_CASE("a backward pass leaves gradients on the workers of the leaves") {
   context.backward(loss);
   CHECK(context.gradient(x).equal(at::full({2}, 11.0)));
   CHECK_THROWS_AS(context.backward({at::ones({2})}), Error);
+}
+
+TEST_CASE("in a context, a call under a guard that disables grad is not recorded") {
+  Group group(2);
+  const auto w = group[0].remote(1, &weight);
+  const auto x = at::ones({2}).set_requires_grad(true);
+  AutogradContext context(group[0]);
+  {
+    const at::NoGradGuard no_grad;
+    CHECK(!group[0].call(1, &timesWeight, w, x).requires_grad());
+    CHECK(!w.toHere().requires_grad());
+    const at::AutoGradMode grad(true);
+    CHECK(group[0].call(1, &timesWeight, w, x).requires_grad());
+  }
+  {
+    const c10::InferenceMode inference;
+    CHECK(!group[0].call(1, &timesWeight, w, x).requires_grad());
+  }
+  const auto loss = group[0].call(1, &timesWeight, w, x);
+  context.backward({loss});
+  CHECK(context.gradient(x).equal(at::full({2}, 11.0)));
 }
 
 TEST_CASE("an optimizer steps parameters on their owners") {

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "api/group.h"
+#include "outcomes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/task.h"
 
@@ -21,16 +22,6 @@ using namespace torchrpc;
 using namespace std::chrono_literals;
 
 namespace {
-
-/// Whether `condition` holds within 20 s.
-bool becomesTrue(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(1ms);
-  }
-  return true;
-}
 
 std::string tenantOf(const Call& call) {
   const auto& metadata = call.metadata();
@@ -67,7 +58,7 @@ class Recorder final : public Interceptor {
   }
   /// Waits until so many have come.
   std::vector<std::string> events(size_t count) const {
-    becomesTrue([&] { return events().size() >= count; });
+    test::eventually([&] { return events().size() >= count; });
     return events();
   }
 
@@ -224,6 +215,29 @@ TEST_CASE("the first interceptor sees the begin of a call first and its end last
   group.shutdown();
 }
 
+TEST_CASE("an exception at the end of a call in an interceptor has no effect, and the others see the end") {
+  struct Throwing final : Interceptor {
+    End onSend(OutgoingCall&) override { return thrower(); }
+    End onServe(const IncomingCall&) override { return thrower(); }
+    static End thrower() {
+      return [](const Error*) { throw std::runtime_error("at the end"); };
+    }
+  };
+  const auto caller = std::make_shared<Recorder>(), callee = std::make_shared<Recorder>();
+  const auto throwing = std::make_shared<Throwing>();
+  Group group(2, [&](NodeOptions& options) {
+    options.interceptors = {throwing, options.rank == 0 ? caller : callee, throwing};
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(group[0].call(rank, &tenantOf) == "nobody");
+    CHECK(errorOf([&] { group[0].call(rank, &failAlways); }).code() == ErrorCode::kUserException);
+    CHECK(group[0].remote<std::string>(rank, "tenantOf").toHere() == "nobody");
+  }
+  CHECK(caller->events(18).size() == 18);  // both sides of three calls to itself, and one side of three to the other
+  CHECK(callee->events(6).size() == 6);
+  group.shutdown();
+}
+
 TEST_CASE("an interceptor refuses calls, which do not run, and their RRefs are released") {
   const auto sent = std::make_shared<std::string>("open sesame");
   struct Sender final : Interceptor {
@@ -254,7 +268,7 @@ TEST_CASE("an interceptor refuses calls, which do not run, and their RRefs are r
     const auto value = group[0].makeRRef(at::ones(3));
     CHECK(errorOf([&] { group[0].call(1, &holdsTensor, value); }).code() == ErrorCode::kNotAllowed);
   }
-  CHECK(becomesTrue([&] { return group[0].nodeMetrics().rrefs_owned == 0; }));
+  CHECK(test::eventually([&] { return group[0].nodeMetrics().rrefs_owned == 0; }));
   *sent = "open sesame";
   group.shutdown();
 }
@@ -275,7 +289,7 @@ TEST_CASE("an interceptor of the caller ends a call before it is sent") {
     const auto node = group[0].withMetadata({{"stay", ""}});
     CHECK(errorOf([&] { node.call(1, &holdsTensor, value); }).code() == ErrorCode::kNotAllowed);
   }
-  CHECK(becomesTrue([&] { return group[0].nodeMetrics().rrefs_owned == 0; }));
+  CHECK(test::eventually([&] { return group[0].nodeMetrics().rrefs_owned == 0; }));
   group.shutdown();
 }
 
@@ -360,9 +374,9 @@ TEST_CASE("a function runs with its call's context on its executor; its errors a
     return queue.size();
   };
   auto failing = group[0].callAsync<int>(1, "throwsOnExecutor");
-  REQUIRE(becomesTrue([&] { return queued() == 1; }));  // two calls can be queued in either order
+  REQUIRE(test::eventually([&] { return queued() == 1; }));  // two calls can be queued in either order
   auto dropped = group[0].callAsync<int>(1, "throwsOnExecutor");
-  REQUIRE(becomesTrue([&] { return queued() >= 2; }));
+  REQUIRE(test::eventually([&] { return queued() >= 2; }));
   REQUIRE(queued() == 2);
   queue[0]();
   queue.clear();
@@ -380,7 +394,7 @@ TEST_CASE("a worker that leaves answers what it has begun, and the others end wi
   std::atomic<bool> released{false};
   registerFunction("lastWork", [&] {
     arrived.count_down();
-    while (!released) std::this_thread::sleep_for(1ms);
+    test::eventually([&] { return released.load(); });
     return 7;
   });
   std::mutex mutex;
@@ -400,7 +414,7 @@ TEST_CASE("a worker that leaves answers what it has begun, and the others end wi
   std::atomic<bool> has_ended{false};
   std::thread leaving([&] { has_ended = group[2].leave(20s); });
   // New calls are refused while the old one goes on.
-  CHECK(becomesTrue([&] { return refusesCalls(group[0], 2); }));
+  CHECK(test::eventually([&] { return refusesCalls(group[0], 2); }));
   released = true;
   CHECK(last.wait() == 7);
   leaving.join();
@@ -421,7 +435,7 @@ TEST_CASE("while a worker leaves, functions on executors still make the calls th
       "askBeforeTheEnd",
       [&](const Call& call) {
         arrived.count_down();
-        while (!released) std::this_thread::sleep_for(1ms);
+        test::eventually([&] { return released.load(); });
         return call.node.call(call.caller, &tenantOf);
       },
       {.executor = Executor::threads(1)});
@@ -430,7 +444,7 @@ TEST_CASE("while a worker leaves, functions on executors still make the calls th
   arrived.wait();
   std::atomic<bool> has_ended{false};
   std::thread leaving([&] { has_ended = group[1].leave(20s); });
-  CHECK(becomesTrue([&] { return refusesCalls(group[0], 1); }));
+  CHECK(test::eventually([&] { return refusesCalls(group[0], 1); }));
   released = true;
   CHECK(last.wait() == "nobody");
   leaving.join();
@@ -450,8 +464,8 @@ TEST_CASE("leave() waits no longer than its time-out") {
   arrived.wait();
   const auto begun = std::chrono::steady_clock::now();
   std::thread release([&] {
-    std::this_thread::sleep_for(1s);
-    released.count_down();  // stop() waits for the functions themselves
+    std::this_thread::sleep_for(1s);  // longer than the time-out of leave()
+    released.count_down();            // stop() waits for the functions themselves
   });
   CHECK_FALSE(group[1].leave(100ms));
   CHECK(std::chrono::steady_clock::now() - begun < 4s);
@@ -484,15 +498,33 @@ TEST_CASE("probes learn over HTTP whether a worker serves calls") {
   CHECK(probe(address).empty());
 }
 
+TEST_CASE("the program's own health check gets an error when it ends the node") {
+  std::unique_ptr<Node> node;
+  std::atomic<bool> may_end{false};
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto check = [&]() -> std::string {
+    if (may_end) node->stop();
+    return "";
+  };
+  node = std::make_unique<Node>(
+      NodeOptions{.name = "alone", .rank = 0, .world_size = 1, .health = {.address = "127.0.0.1:0", .check = check}},
+      store);
+  may_end = true;
+  CHECK_THAT(probe(node->healthAddress()), Catch::Contains("requestStop()"));
+  node.reset();
+}
+
 TEST_CASE("clients that say nothing hold up no probe for long") {
   Group group(1, [&](NodeOptions& options) { options.health.address = "127.0.0.1:0"; });
   const auto address = group[0].healthAddress();
   std::vector<int> silent;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 600; ++i) {
     silent.push_back(::socket(AF_INET, SOCK_STREAM, 0));
     REQUIRE(connectTo(silent.back(), address));
   }
+  const auto begun = std::chrono::steady_clock::now();
   CHECK(probe(address).starts_with("HTTP/1.1 200 "));
+  CHECK(std::chrono::steady_clock::now() - begun < 1s);
   for (const int fd : silent) ::close(fd);
   group.shutdown();
 }
@@ -532,6 +564,27 @@ TEST_CASE("a node counts its calls by function and peer, as values with types") 
   CHECK(failed.errors.at(ErrorCode::kUserException) == 1);
   CHECK(group[0].nodeMetrics().connections == 1);
   CHECK(group[0].nodeMetrics().threads >= 1);
+  group.shutdown();
+}
+
+TEST_CASE("a node writes its counters as text for Prometheus, under the names that Python workers have") {
+  registerFunction("odd \"name\"", [] {});
+  Group group(2, [](NodeOptions& options) { options.metrics = true; });
+  for (int i = 0; i < 5; ++i) group[0].call(1, &tenantOf);
+  CHECK_THROWS_AS(group[0].call(1, &failAlways), Error);
+  group[0].call(1, "odd \"name\"");
+  const auto text = group[0].prometheusText();
+  const auto has = [&text](const std::string& line) { return text.find(line + "\n") != std::string::npos; };
+  const std::string tenant = R"({worker="worker0",function="tenantOf",peer="worker1",side="out")";
+  CHECK(has("# TYPE torchrpc_calls_total counter"));
+  CHECK(has("torchrpc_calls_total" + tenant + "} 5"));
+  CHECK(has("torchrpc_call_latency_seconds_bucket" + tenant + R"(,le="+Inf"} 5)"));
+  CHECK(has("torchrpc_call_latency_seconds_count" + tenant + "} 5"));
+  CHECK_THAT(text, Catch::Contains("torchrpc_call_latency_seconds_bucket" + tenant + ",le=\"34.35"));
+  CHECK_THAT(text, Catch::Contains(R"(function="failAlways",peer="worker1",side="out",code="user exception"} 1)"));
+  CHECK_THAT(text, Catch::Contains(R"(function="odd \"name\"",)"));
+  CHECK(has(R"(torchrpc_workers{worker="worker0"} 2)"));
+  CHECK(has(R"(torchrpc_connections{worker="worker0"} 1)"));
   group.shutdown();
 }
 

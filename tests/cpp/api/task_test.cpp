@@ -9,9 +9,9 @@
 #include <latch>
 #include <memory>
 #include <stdexcept>
-#include <thread>
 
 #include "api/group.h"
+#include "outcomes.h"
 #include "torchrpc/autograd.h"
 #include "torchrpc/function.h"
 
@@ -117,6 +117,64 @@ TEST_CASE("tasks that wait occupy no thread") {
   group.shutdown();
 }
 
+namespace {
+
+// What compilers do without optimization; the test programs may be optimized.
+#if defined(__clang__)
+#define NOT_OPTIMIZED __attribute__((optnone))
+#else
+#define NOT_OPTIMIZED __attribute__((optimize("O0")))
+#endif
+
+NOT_OPTIMIZED Task<int> readyValue(int x) { co_return co_await Future<int>::of(x); }
+NOT_OPTIMIZED Task<int> failsAtOnce(int x) {
+  if (x >= 0) throw std::logic_error("each time");
+  co_return x;
+}
+NOT_OPTIMIZED Task<int64_t> sumOfReady(int count) {
+  int64_t sum = 0;
+  for (int i = 0; i < count; ++i) {
+    sum += co_await Future<int>::of(1);
+    sum += co_await readyValue(1);
+    try {
+      sum += co_await failsAtOnce(i);
+    } catch (const std::logic_error&) {
+      ++sum;
+    }
+  }
+  co_return sum;
+}
+NOT_OPTIMIZED Task<int64_t> sumOfCalls(NodeRef node, int count) {
+  int64_t sum = 0;
+  for (int i = 0; i < count; ++i) {
+    sum += co_await [](NodeRef callee) -> Task<int> { co_return co_await callee.callAsync(0, &twiceOf, 1); }(node);
+  }
+  co_return sum;
+}
+
+}  // namespace
+
+TEST_CASE("a coroutine may await any number of ready futures and tasks, also without optimization") {
+  CHECK(sumOfReady(100'000).start().wait() == 300'000);
+  Group group(1);
+  CHECK(sumOfCalls(group[0], 5'000).start(group[0]).wait() == 10'000);
+  group.shutdown();
+}
+
+TEST_CASE("tasks that end on other threads while they are begun continue the coroutine that awaits them, once") {
+  const auto threads = Executor::threads(2);
+  const auto sum = [](Executor elsewhere) -> Task<int> {
+    int total = 0;
+    for (int i = 0; i < 20'000; ++i) {
+      total += co_await [](const Executor& other) -> Task<int> {
+        co_return co_await Future<int>::of(1).then(other, [](int x) { return x; });
+      }(elsewhere);
+    }
+    co_return total;
+  };
+  CHECK(sum(threads).start().wait(60s) == 20'000);
+}
+
 TEST_CASE("a task keeps its thread state, and its thread gets its own back") {
   Group group(2);
   const auto modes = [](NodeRef node) -> Task<std::pair<bool, bool>> {
@@ -145,7 +203,7 @@ TEST_CASE("a cancelled call cancels what the task waits for; the task cleans up"
   const auto gates = std::make_shared<Gates>();
   registerFunction("innerOfTask", [gates](const Call& call) {
     gates->inner_arrived.count_down();
-    while (!call.cancelled() && !gates->release.try_wait()) std::this_thread::sleep_for(1ms);
+    test::eventually([&] { return call.cancelled() || gates->release.try_wait(); });
     if (call.cancelled()) ++gates->cancelled;
   });
   registerFunction("cancelledTask", [gates](const Call& call) -> Task<int> {
@@ -162,12 +220,45 @@ TEST_CASE("a cancelled call cancels what the task waits for; the task cleans up"
   const auto future = group[0].callAsync<int>(1, "cancelledTask");
   gates->inner_arrived.wait();
   CHECK(future.cancel());
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (gates->cleaned_up == 0 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+  CHECK(test::eventually([&] { return gates->cleaned_up != 0; }));
   CHECK(gates->cleaned_up == -2);
   group.shutdown();
   CHECK(gates->cancelled == 1);
   gates->release.count_down();
+}
+
+TEST_CASE("a cancelled call makes one co_await of its task throw, whatever the task does at that moment") {
+  const bool has_waited = GENERATE(true, false);
+  std::atomic<int> arrived{0}, cleaned_up{0};
+  Group group(2);
+  registerFunction("innerAtAnyMoment", [&](const Call& call) {
+    ++arrived;
+    test::eventually([&] { return call.cancelled(); });
+  });
+  registerFunction("cancelledAtAnyMoment", [&](const Call& call) -> Task<int> {
+    int result = 1;
+    try {
+      const auto inner = call.node.callAsync<void>(0, "innerAtAnyMoment");
+      if (!has_waited) test::eventually([&] { return call.cancelled() && inner.ready(); });
+      co_await inner;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kCancelled) result = -1;
+    }
+    for (int i = 0; i < 3; ++i) co_await call.node.callAsync(0, &twiceOf, 1);
+    cleaned_up = result;
+    co_return result;
+  });
+  for (int round = 0; round < 500; ++round) {
+    arrived = cleaned_up = 0;
+    const auto future = group[0].callAsync<int>(1, "cancelledAtAnyMoment");
+    REQUIRE(test::eventually([&] { return arrived == 1; }));
+    REQUIRE(future.cancel());
+    REQUIRE(test::eventually([&] { return cleaned_up != 0; }));
+    REQUIRE(cleaned_up == -1);
+  }
+  group.shutdown();
+  unregisterFunction("innerAtAnyMoment");
+  unregisterFunction("cancelledAtAnyMoment");
 }
 
 TEST_CASE("cancelling the future of a task cancels the call at which it waits") {

@@ -43,8 +43,8 @@ std::string textOfReply(AutogradWorker& sender, int to, Message message) {
 }
 
 /// Worker 0 has called worker 1 once in a context; the tests send messages of their own from worker 0.
-struct Fixture {
-  Fixture() {
+struct MessagesFixture {
+  MessagesFixture() {
     group.setProgressTimeout(5ms);
     result = group[0].callOne(1, "double", {x});
     for (const auto& send : contextOf1().sends()) send_of_1 = send->id();
@@ -100,14 +100,14 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("a truncated message is rejected") {
-  Fixture t;
-  const auto which = GENERATE(range(0, Fixture::kMessages));
+  MessagesFixture t;
+  const auto which = GENERATE(range(0, MessagesFixture::kMessages));
   INFO("message " << which);
   const auto whole = t.valid(which);
   auto copy = whole;
-  for (size_t size = 0; size < Fixture::bytesOf(copy).size(); ++size) {
+  for (size_t size = 0; size < MessagesFixture::bytesOf(copy).size(); ++size) {
     auto part = whole;
-    Fixture::bytesOf(part).resize(size);
+    MessagesFixture::bytesOf(part).resize(size);
     INFO("cut to " << size << " bytes");
     // Valid as well: a shorter list that extends to the end of the payload, and no snapshot at all.
     const bool list = which == 0 && size == 18;
@@ -121,8 +121,8 @@ TEST_CASE("a truncated message is rejected") {
 }
 
 TEST_CASE("messages with random byte changes do no harm") {
-  Fixture t;
-  const auto which = GENERATE(range(0, Fixture::kMessages));
+  MessagesFixture t;
+  const auto which = GENERATE(range(0, MessagesFixture::kMessages));
   const auto seed = GENERATE(1u, 2u);
   INFO("message " << which << ", seed " << seed);
   std::mt19937 random(seed);
@@ -133,7 +133,7 @@ TEST_CASE("messages with random byte changes do no harm") {
   const size_t past = which == 4 ? 2 * sizeof(uint64_t) : 0;
   for (int round = 0; round < 1000; ++round) {
     auto message = t.valid(which);
-    auto& bytes = Fixture::bytesOf(message);
+    auto& bytes = MessagesFixture::bytesOf(message);
     for (auto changes = 1 + random() % 3; changes > 0; --changes) {
       bytes[first + random() % (bytes.size() - first - past)] = static_cast<char>(random());
     }
@@ -149,7 +149,7 @@ TEST_CASE("messages with random byte changes do no harm") {
 }
 
 TEST_CASE("gradients that do not fit are rejected, and their pass ends") {
-  Fixture t;
+  MessagesFixture t;
   const auto errorOfReply = [&](MessageId send, const variable_list& gradients) {
     return t.errorOfReply(encode(GradientRequest{t.pass(), {t.send_of_1}, {send, gradients}}));
   };
@@ -170,7 +170,7 @@ TEST_CASE("gradients that do not fit are rejected, and their pass ends") {
 }
 
 TEST_CASE("a pass of an unknown context, mode or message is rejected") {
-  Fixture t;
+  MessagesFixture t;
   auto pass = t.pass();
   CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {t.send_of_1 + 1}})), Contains("not recorded"));
   pass.context = makeAutogradId(0, 4242);
@@ -183,7 +183,7 @@ TEST_CASE("a pass of an unknown context, mode or message is rejected") {
 }
 
 TEST_CASE("a started pass rejects marks, and a failed one rejects marks and gradients") {
-  Fixture t;
+  MessagesFixture t;
   // The pass waits for the gradients of the second message, which are never sent.
   setCurrentContext(t.group[0].autograd().context(t.id));
   const auto other = t.group[0].callOne(1, "double", {t.x});
@@ -269,7 +269,7 @@ TEST_CASE("a pass does not begin at a value that the worker which asks for it do
 }
 
 TEST_CASE("an abort that arrives before its pass prevents the pass") {
-  Fixture t;
+  MessagesFixture t;
   const auto pass = t.pass();
   REQUIRE(t.errorOfReply(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
   CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {t.send_of_1}})), Contains("it failed"));
@@ -278,7 +278,7 @@ TEST_CASE("an abort that arrives before its pass prevents the pass") {
 }
 
 TEST_CASE("a snapshot that is malformed after its beginning ends no context") {
-  Fixture t;
+  MessagesFixture t;
   const auto both = snapshotOf0(9, {}) + snapshotOf0(9, {}).substr(0, 10);
   CHECK_THAT(t.errorOfReply({.kind = Kind::kAutogradRelease, .payload = both}), Contains("malformed"));
   CHECK(t.contextOf1().send(t.send_of_1));
@@ -286,10 +286,10 @@ TEST_CASE("a snapshot that is malformed after its beginning ends no context") {
 }
 
 TEST_CASE("the number of tensors that require grad must be the one in the header") {
-  Fixture t;
+  MessagesFixture t;
   const auto errorOfReply = [&](uint32_t tensors, const at::Tensor& arg) {
-    return t.errorOfReply(
-        Fixture::callWith(HeaderKind::kAutogradContext, contextHeader(t.id, makeAutogradId(0, 3000), tensors), arg));
+    return t.errorOfReply(MessagesFixture::callWith(
+        HeaderKind::kAutogradContext, contextHeader(t.id, makeAutogradId(0, 3000), tensors), arg));
   };
   CHECK_THAT(errorOfReply(0, leaf(1)), Contains("require grad and are not recorded"));
   CHECK_THAT(errorOfReply(2, leaf(1)), Contains("require grad and are not recorded"));

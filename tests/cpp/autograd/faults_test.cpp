@@ -31,7 +31,7 @@ class Faults {
 };
 
 /// A chain of calls through three workers, for which SMART needs marking: worker 1 calls worker 2 for its result.
-AutogradWorker::Functions functions() {
+AutogradWorker::Functions chainFunctions() {
   return {
       {"triple", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * 3}; }},
       {"throw backward",
@@ -63,7 +63,7 @@ TEST_CASE("a message of a pass that cannot be sent fails the pass on all workers
       std::pair(Kind::kAutogradGradients, 1));
   CAPTURE(skipped);
   Faults faults(kind, {Fault::Action::kFail}, 1, skipped);
-  AutogradGroup group(3, functions(), {.faults = faults.policy()});
+  AutogradGroup group(3, chainFunctions(), {.faults = faults.policy()});
   const OwnContext context(group[0]);
   const auto x = leaf(1);
   const auto loss = group[0].callOne(1, "pass on", {x}).sum();
@@ -103,7 +103,7 @@ TEST_CASE("a pass fails if gradients for the root worker cannot be sent by a wor
 
 TEST_CASE("an abort that cannot be sent is sent again") {
   Faults faults(Kind::kAutogradAbort, {Fault::Action::kFail}, 3);
-  AutogradGroup group(3, functions(), {.faults = faults.policy()});
+  AutogradGroup group(3, chainFunctions(), {.faults = faults.policy()});
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
   const auto x = leaf(1);
@@ -117,7 +117,7 @@ TEST_CASE("an abort that cannot be sent is sent again") {
 TEST_CASE("replies, gradients and marks that are reordered do not change the result") {
   const auto kind = GENERATE(Kind::kReply, Kind::kAutogradGradients, Kind::kAutogradMark);
   Faults faults(kind, {.delay = 3ms}, 4);
-  AutogradGroup group(3, functions(), {.faults = faults.policy()});
+  AutogradGroup group(3, chainFunctions(), {.faults = faults.policy()});
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
   const auto x = leaf(1);
@@ -128,7 +128,7 @@ TEST_CASE("replies, gradients and marks that are reordered do not change the res
 }
 
 TEST_CASE("concurrent passes over one context and graph add up") {
-  AutogradGroup group(3, functions());
+  AutogradGroup group(3, chainFunctions());
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
   const auto x = leaf(1);
@@ -147,7 +147,7 @@ TEST_CASE("concurrent passes over one context and graph add up") {
 }
 
 TEST_CASE("a pass that fails repeatedly leaves no thread and no pass behind") {
-  AutogradGroup group(3, functions());
+  AutogradGroup group(3, chainFunctions());
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
   const auto loss = group[0].callOne(1, "pass on and throw", {leaf(1)}).sum();
@@ -163,7 +163,7 @@ TEST_CASE("a pass that fails repeatedly leaves no thread and no pass behind") {
 }
 
 TEST_CASE("a worker that counted as lost and lives takes part in passes again, with all gradients") {
-  AutogradGroup group(3, functions());
+  AutogradGroup group(3, chainFunctions());
   group[1].autograd().onWorkerLost(group.agent(0).self());
   group[2].autograd().onWorkerLost(group.agent(0).self());
   {

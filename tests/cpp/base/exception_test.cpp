@@ -40,7 +40,9 @@ TEST_CASE("other exceptions get the code and the worker of the caller") {
   CHECK(error.code() == ErrorCode::kUserException);
   CHECK(error.text() == "in f: plain");
   CHECK(error.worker() == "worker1");
-  CHECK(converted(7).text() == "in f: unknown exception");
+  CHECK(converted(7).text() == "in f: an exception of type int");
+  CHECK(converted(7).exceptionType() == "int");
+  CHECK(converted(std::out_of_range("far")).exceptionType() == "std::out_of_range");
 }
 
 TEST_CASE("torch's errors come without their backtrace") {

@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,4 +49,12 @@ TEST_CASE("in a forked child lines go to standard error") {
   int status = -1;
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(status == 0);
+}
+
+TEST_CASE("names in a line on standard error neither command a terminal nor begin another line") {
+  std::ostringstream shown;
+  auto* const before = std::cerr.rdbuf(shown.rdbuf());
+  logToStandardError(LogLevel::kWarning, "worker\n\x1b[31m \xc2\x9b\t\xc3\xa9");
+  std::cerr.rdbuf(before);
+  CHECK(shown.str() == "torchrpc warning: worker\\x0a\\x1b[31m \\x9b\t\xc3\xa9\n");
 }

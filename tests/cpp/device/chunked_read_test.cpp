@@ -7,9 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "agent/deadline.h"
+#include "agent/current_call.h"
 #include "base/sync/mutex.h"
 #include "device/recording_messenger.h"
+#include "outcomes.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -97,8 +98,7 @@ TEST_CASE("several chunks are on their way at a time, and few", "[chunked_read]"
   SlowLender lender(network);
   std::thread reader([&] { readInChunks(lender, kPeer, {{.number = 5, .offset = 64, .target = target.storage()}}); });
   lender.waitForRequests(4);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  CHECK(lender.count() == 4);
+  CHECK(test::remains([&] { return lender.count() == 4; }, std::chrono::milliseconds(20)));
   lender.answer(3, memory);  // in any order
   lender.waitForRequests(5);
   for (size_t i = 0; i < 10; ++i) {
@@ -183,7 +183,7 @@ TEST_CASE("chunks have the deadline of the request that they belong to", "[chunk
   RecordingMessenger network;
   SlowLender lender(network);
   std::thread reader([&] {
-    const DeadlineScope limit(deadlineAfter(std::chrono::seconds(7)));
+    const CallScope limit({.deadline = deadlineAfter(std::chrono::seconds(7))});
     readInChunks(lender, kPeer, {{.number = 1, .target = target.storage()}});
   });
   lender.answer(0, memory);

@@ -52,7 +52,7 @@ const TorchrpcDevicePlugin kPlugin{
         },
     .error_text = [](int error) { return error == kNoSuchMemory ? "no such memory" : nullptr; }};
 
-const c10::Device kCpu(c10::kCPU);
+const c10::Device kHost(c10::kCPU);
 
 std::string textOf(const std::function<void()>& body) {
   try {
@@ -65,8 +65,8 @@ std::string textOf(const std::function<void()>& body) {
 
 TEST_CASE("exported memory can be borrowed by its handle", "[device_memory]") {
   const DeviceMemory memory(kPlugin);
-  CHECK(memory.deviceId(kCpu) == "the CPU");
-  const auto exported = memory.exportMemory(kCpu, allocation + 8);
+  CHECK(memory.deviceId(kHost) == "the CPU");
+  const auto exported = memory.exportMemory(kHost, allocation + 8);
   CHECK(exported.handle == "allocation");
   CHECK(exported.offset == 8);
   {
@@ -96,7 +96,7 @@ TEST_CASE("memory that a peer does not have the right to is refused", "[device_m
   CHECK_THAT(textOf([&] { memory.borrow("the CPU", "allocation", 0, 65); }), Catch::Contains("65 bytes"));
   CHECK_THAT(textOf([&] { memory.borrow("the CPU", "allocation", 64, 1); }), Catch::Contains("at 64"));
   CHECK_THAT(textOf([&] { memory.borrow("the CPU", "allocation", ~uint64_t{0}, 2); }), Catch::Contains("malformed"));
-  CHECK_THAT(textOf([&] { memory.exportMemory(kCpu, &memory); }), Catch::Contains("cannot share memory of cpu"));
+  CHECK_THAT(textOf([&] { memory.exportMemory(kHost, &memory); }), Catch::Contains("cannot share memory of cpu"));
 }
 
 TEST_CASE("there is no way to share memory of devices without a plug-in", "[device_memory]") {

@@ -9,7 +9,7 @@
 namespace torchrpc {
 namespace {
 
-const c10::Device kCpu(c10::kCPU);
+const c10::Device kCpuDevice(c10::kCPU);
 
 c10::Device accelerator(c10::DeviceIndex index) { return {c10::kPrivateUse1, index}; }
 
@@ -32,7 +32,7 @@ TEST_CASE("what a worker says of its devices is read as it was written", "[group
       {},
       worker(),
       worker({}, {accelerator(1)}),
-      worker({{"b", {{accelerator(0), accelerator(1)}, {kCpu, accelerator(0)}}}, {"", {}}}),
+      worker({{"b", {{accelerator(0), accelerator(1)}, {kCpuDevice, accelerator(0)}}}, {"", {}}}),
       {.type = c10::kCUDA, .count = 127, .maps_to_same_device = true},
       {.maps_to_same_device = true},
   };
@@ -115,17 +115,19 @@ TEST_CASE("devices and maps that do not fit together are named", "[group_devices
       {worker({{"b", {{first, other}}}}), worker(), "Node a has target devices with invalid indices"},
       {worker({{"b", {{first, c10::Device(c10::kMeta)}}}}), worker(), "Node a has target devices with invalid indices"},
       {worker({{"b", {{first, first}}}}), {}, "Node a has target devices with invalid indices"},
-      {worker({{"b", {{first, kCpu}, {second, kCpu}}}}), worker(), "Node a has duplicated target devices" + map_of_a},
-      {worker({{"b", {{first, kCpu}, {first, second}}}}), worker(), "Node a has duplicated source devices" + map_of_a},
-      {worker({{"b", {{first, kCpu}}}}, {second}), worker(),
+      {worker({{"b", {{first, kCpuDevice}, {second, kCpuDevice}}}}), worker(),
+       "Node a has duplicated target devices" + map_of_a},
+      {worker({{"b", {{first, kCpuDevice}, {first, second}}}}), worker(),
+       "Node a has duplicated source devices" + map_of_a},
+      {worker({{"b", {{first, kCpuDevice}}}}, {second}), worker(),
        "Node a has unexpected source devices" + map_of_a + "0: cpu}\ndevices = [privateuseone:1]"},
-      {worker({{"b", {{kCpu, first}}}}), worker({}, {second}),
+      {worker({{"b", {{kCpuDevice, first}}}}), worker({}, {second}),
        "Node a has unexpected target devices in its device map for b\ndevice map = {cpu: privateuseone:0}"},
       {worker(), worker({}, {second, second}),
        "Node b has duplicated devices\ndevices = [privateuseone:1, privateuseone:1]"},
       {worker(), worker({}, {third}),
        "Node b has devices with invalid indices\ndevices = [privateuseone:2]\ndevice count = 2"},
-      {worker(), worker({}, {kCpu}), "Node b has devices with invalid indices\ndevices = [cpu]"},
+      {worker(), worker({}, {kCpuDevice}), "Node b has devices with invalid indices\ndevices = [cpu]"},
   };
   for (const auto& [a, b, text] : all) {
     const auto error = errorOf([&] { requireConsistent({{"a", a}, {"b", b}}, true); });
@@ -137,7 +139,7 @@ TEST_CASE("devices and maps that do not fit together are named", "[group_devices
 
 TEST_CASE("devices and maps that fit together are accepted", "[group_devices]") {
   const auto first = accelerator(0), second = accelerator(1);
-  const DeviceMap map{{first, second}, {kCpu, first}, {second, kCpu}};
+  const DeviceMap map{{first, second}, {kCpuDevice, first}, {second, kCpuDevice}};
   requireConsistent({{"a", worker({{"b", map}, {"a", map}})}, {"b", worker()}, {"c", {}}}, true);
   requireConsistent({{"a", worker({{"b", map}}, {second, first})}, {"b", worker({}, {first, second})}}, true);
   // Its callee may still join.
@@ -147,10 +149,12 @@ TEST_CASE("devices and maps that fit together are accepted", "[group_devices]") 
 TEST_CASE("the maps of a worker follow from what all workers say", "[group_devices]") {
   const auto first = accelerator(0), second = accelerator(1);
   GroupDevices group{
-      {"a", worker({{"b", {{first, second}, {kCpu, kCpu}}}})}, {"b", worker({{"a", {{second, second}}}})}, {"c", {}}};
+      {"a", worker({{"b", {{first, second}, {kCpuDevice, kCpuDevice}}}})},
+      {"b", worker({{"a", {{second, second}}}})},
+      {"c", {}}};
   const auto of_b = mapsOf("b", group);
   CHECK(of_b.requests == group["b"].maps);
-  CHECK(of_b.replies == std::map<std::string, DeviceMap>{{"a", {{second, first}, {kCpu, kCpu}}}});
+  CHECK(of_b.replies == std::map<std::string, DeviceMap>{{"a", {{second, first}, {kCpuDevice, kCpuDevice}}}});
   CHECK(of_b.devices == Devices{second});
   CHECK_FALSE(of_b.to_same_device);
   CHECK(mapsOf("a", group).devices == Devices{first, second});

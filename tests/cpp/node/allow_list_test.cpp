@@ -20,6 +20,18 @@ bool mayRun(const AllowLists& lists, const std::string& worker, const std::strin
 
 }  // namespace
 
+TEST_CASE("a prefix allows no name that begins with an underscore") {
+  const AllowLists lists({{kAllNames, {{"package.*", "package.Class.__len__", "aten::*", "cpp_function(search.*)"}}}});
+  const auto list = lists.of("worker");
+  for (const auto* name :
+       {"package.f", "package._impl.f", "package.Class.__len__", "aten::add", "cpp_function(search.f)"})
+    CHECK(!list->entryFor(name).empty());
+  for (const auto* name :
+       {"package._f", "package.Class.__init__", "aten::_unsafe_view", "cpp_function(search._f)",
+        "package.Class._secret"})
+    CHECK(list->entryFor(name).empty());
+}
+
 TEST_CASE("without allowances all workers may run everything") {
   CHECK(mayRun(AllowLists({}), "anyone", "posix.system"));
 }
@@ -29,6 +41,22 @@ TEST_CASE("one list may be for all workers") {
   CHECK(mayRun(lists, "anyone", "package.f"));
   CHECK(mayRun(lists, "", "aten::add"));
   CHECK_FALSE(mayRun(lists, "anyone", "package.g"));
+}
+
+TEST_CASE("a prefix of C++ functions may be written like their names") {
+  const AllowLists lists({{kAllNames, {{"cpp_function(search.*)", "cpp_function(a)", "cpp_function(b*"}}}});
+  for (const auto* name : {"cpp_function(search.query)", "cpp_function(a)", "cpp_function(better)"}) {
+    CHECK(mayRun(lists, "anyone", name));
+  }
+  for (const auto* name : {"cpp_function(searches)", "cpp_function(ab)", "search.query"}) {
+    CHECK_FALSE(mayRun(lists, "anyone", name));
+  }
+}
+
+TEST_CASE("a star elsewhere than at the end of a prefix is refused") {
+  for (const auto* entry : {"package.*.run", "*.run", "cpp_function(*.run)", "aten::**"}) {
+    CHECK_THROWS_AS(AllowLists({{kAllNames, {{entry}}}}), Error);
+  }
 }
 
 TEST_CASE("the first pattern that matches a caller's name decides") {

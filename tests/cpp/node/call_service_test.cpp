@@ -52,13 +52,13 @@ class AnsweringMessenger final : public Messenger {
 class RecordingRunner final : public CallableRunner {
  public:
   explicit RecordingRunner(const AnsweringMessenger& messenger) : messenger_(messenger) {}
-  void call(Invocation invocation, Responder responder) override {
+  void call(Invocation&& invocation, const Responder& responder) override {
     ++runs;
     rrefs = invocation.rrefs.size();
     in_callback = messenger_.in_callback;
     responder.reply({.kind = Kind::kReply});
   }
-  void evaluate(Invocation /*invocation*/, ValueHandler done) override { done(c10::IValue()); }
+  void evaluate(Invocation&& /*invocation*/, ValueHandler done) override { done(c10::IValue()); }
 
   int runs = 0;
   size_t rrefs = 0;

@@ -75,3 +75,18 @@ TEST_CASE("a variable that has no number is named") {
       launchWith({{"PMI_RANK", "0"}, {"PMI_SIZE", ""}, {"WORLD_SIZE", "two"}}),
       Catch::Contains("WORLD_SIZE must be a number, but is 'two'"));
 }
+
+TEST_CASE("MASTER_ADDR may have the brackets of an IPv6 address in a URL") {
+  test::Environment address("MASTER_ADDR", "[fd00::2]"), port("MASTER_PORT", "29500");
+  CHECK(findMeetingPlace().host == "fd00::2");
+  CHECK(findMeetingPlace().port == "29500");
+  CHECK(rendezvousHost("env://") == "fd00::2");
+}
+
+TEST_CASE("the host of a URL is what stands before the port; without one it stands for all interfaces") {
+  CHECK(rendezvousHost("tcp://node7:29500") == "node7");
+  CHECK(rendezvousHost("tcp://10.0.0.1:29500/?rank=1") == "10.0.0.1");
+  CHECK(rendezvousHost("tcp://[fd00::2]:29500") == "fd00::2");
+  CHECK(rendezvousHost("tcp://[::]:29500?rank=0") == "::");
+  CHECK(rendezvousHost("tcp://:29500") == "0.0.0.0");
+}

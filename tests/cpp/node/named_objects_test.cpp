@@ -37,7 +37,7 @@ class BadStore final : public c10d::HashStore {
     if (is_lost) throw std::runtime_error("nobody serves it");
     if (is_slow) {
       thread_local std::mt19937 random(std::random_device{}());
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 3 * 500));
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 3 * 500));  // the store is slow
     }
     return c10d::HashStore::compareSet(key, expected, desired);
   }
@@ -45,11 +45,18 @@ class BadStore final : public c10d::HashStore {
 };
 
 struct Group {
-  explicit Group(int size, WorkerId client = kNoWorker) : size(size), client(client) {
+  explicit Group(int size, WorkerId client = kNoWorker, std::string secret = "")
+      : size(size), client(client), secret(std::move(secret)) {
     for (WorkerId id = 0; id < size; ++id) nodes.push_back(make(id));
     std::vector<std::thread> threads;
     for (auto& node : nodes) threads.emplace_back([&] { node->start(); });
     for (auto& thread : threads) thread.join();
+    for (auto& node : nodes) {
+      for (auto record : node->agent().directory().records()) {
+        record.is_member = record.info.id != client;
+        node->agent().directory().add(record);
+      }
+    }
     markFormed(*store);
   }
   std::unique_ptr<Node> make(WorkerId id, bool takes_place = false) {
@@ -59,6 +66,7 @@ struct Group {
     return std::make_unique<Node>(
         Node::Options{
             .agent = {.self = {name, id}, .threads = 2},
+            .transport = {.secret = secret},
             .world_size = size,
             .takes_place = takes_place,
             .timeout = 20s},
@@ -69,6 +77,7 @@ struct Group {
 
   const int size;
   const WorkerId client;
+  const std::string secret;
   const c10::intrusive_ptr<BadStore> store = c10::make_intrusive<BadStore>();
   const std::shared_ptr<LoopbackNetwork> network = makeLoopbackNetwork();
   std::vector<std::unique_ptr<Node>> nodes{};
@@ -184,9 +193,36 @@ TEST_CASE("a client finds objects, but neither registers nor removes them") {
   const auto found = group.objects(1).lookUp("replay", 20s);
   CHECK(found->id() == mine->id());
   CHECK(errorOf([&] { group.objects(1).add("another", found, 20s); }).code() == ErrorCode::kNotAllowed);
+  CHECK(errorOf([&] { group.objects(1).add("own", give(group[1], 2), 20s); }).code() == ErrorCode::kNotAllowed);
   CHECK(errorOf([&] { group.objects(1).remove("replay", 20s); }).code() == ErrorCode::kNotAllowed);
   CHECK(group.objects(0).lookUp("replay", 20s)->id() == mine->id());
   CHECK(errorOf([&] { group.objects(0).lookUp("another", 20s); }).code() == ErrorCode::kNameNotFound);
+}
+
+namespace {
+void write(c10d::Store& store, const std::string& key, const std::string& value) {
+  store.set(key, std::vector<uint8_t>(value.begin(), value.end()));
+}
+}  // namespace
+
+TEST_CASE("who writes to the store without the group's secret moves no name, and frees none by another value") {
+  Group group(3, kNoWorker, "a secret of twenty-six bytes");
+  const auto mine = give(group[1], 1);
+  group.objects(1).add("replay", mine, 20s);
+  const auto forged = GENERATE("0000000000000001 worker2", "sealed:0000000000000001 worker2", "nonsense");
+  write(*group.store, "named/replay", forged);
+  CHECK(group.objects(0).lookUp("replay", 20s)->id() == mine->id());
+  CHECK(errorOf([&] { group.objects(2).add("replay", give(group[2], 2), 20s); }).code() == ErrorCode::kInvalidArgument);
+  CHECK(group.objects(0).lookUp("replay", 20s)->id() == mine->id());
+}
+
+TEST_CASE("a registration whose owner is a client does not count") {
+  Group group(2, /*client=*/1);
+  write(*group.store, "named/replay", "0000000000000001 worker1");
+  CHECK(errorOf([&] { group.objects(0).lookUp("replay", 20s); }).code() == ErrorCode::kNameNotFound);
+  const auto mine = give(group[0], 1);
+  group.objects(0).add("replay", mine, 20s);
+  CHECK(group.objects(1).lookUp("replay", 20s)->id() == mine->id());
 }
 
 TEST_CASE("of nodes that register a name at once over a slow store, one succeeds") {

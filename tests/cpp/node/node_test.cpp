@@ -121,6 +121,34 @@ TEST_CASE("an operator with several results gives a tuple, one with lists takes 
   CHECK(stacked.toTensor().numel() == 3);
 }
 
+TEST_CASE("a dtype, a layout or a memory format that torch does not have is named, with operator and argument") {
+  NodeGroup group(2);
+  const auto text = [&](const char* name, const char* overload, const torch::jit::Stack& stack) {
+    return errorText([&] { call(group[0], 1, operatorCall(name, overload, stack, Kind::kBuiltinCall)); });
+  };
+  const c10::IValue none;
+  const c10::IValue sizes(std::vector<int64_t>{2, 2, 2, 2});
+  for (const int64_t number : {-1, -5, 100, 120, 127, 256}) {
+    const auto check = [&](const std::string& error, const std::string& argument, const std::string& type) {
+      CHECK_THAT(error, Catch::Contains("argument '" + argument + "' of aten::"));
+      CHECK_THAT(error, Catch::Contains("there is no " + type + " with the number " + std::to_string(number)));
+    };
+    check(text("aten::ones", "", {sizes, number, none, none, none}), "dtype", "ScalarType");
+    check(text("aten::ones", "", {sizes, none, number, none, none}), "layout", "Layout");
+    check(text("aten::can_cast", "", {number, 6}), "from_", "ScalarType");
+    check(text("aten::clone", "", {at::ones({2}), number}), "memory_format", "MemoryFormat");
+    const auto made = text("aten::empty", "memory_format", {sizes, none, none, none, none, number});
+    check(made, "memory_format", "MemoryFormat");
+  }
+  CHECK_THAT(
+      text("aten::ones", "", {sizes, none, none, "cuda:200", none}),
+      Catch::Contains("argument 'device' of aten::ones"));
+  const auto made = call(
+      group[0], 1,
+      operatorCall("aten::ones", "", {sizes, static_cast<int64_t>(at::kHalf), none, none, none}, Kind::kBuiltinCall));
+  CHECK(made.toTensor().scalar_type() == at::kHalf);
+}
+
 TEST_CASE("what an operator throws reaches the caller") {
   NodeGroup group(2);
   CHECK_THAT(
@@ -216,7 +244,10 @@ TEST_CASE("join() waits for calls that make calls") {
 
 TEST_CASE("join() names the workers that do not call it") {
   NodeGroup group(2);
-  CHECK_THAT(errorText([&] { group[0].join(100ms); }), Catch::Contains("missing: rank 1"));
+  const auto text = errorText([&] { group[0].join(100ms); });
+  CHECK_THAT(
+      text, Catch::Contains("of its group to end their calls and shut down; missing: rank 1. Shut these workers down"));
+  CHECK_THAT(text, !Catch::Contains("join0") && !Catch::Contains("Start the missing ranks"));
 }
 
 TEST_CASE("in a group that grows, workers are admitted and expelled") {
@@ -362,6 +393,60 @@ TEST_CASE("a group that grows does not admit a worker that has published malform
   Rendezvous(store, record).joinGroup(20s, [](const auto&) { return true; });
   CHECK_THAT(errorText([&] { node->admit(record.info); }), kUnreadable);
   CHECK(node->workers().size() == 1);
+}
+
+TEST_CASE("a group that grows admits a worker only as itself, and not under the name or id of a living one") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto node = makeFirst(store, 0);
+  node->start();
+  const auto publish = [&](const WorkerInfo& info, uint64_t incarnation = 5) {
+    WorkerRecord record{.info = info, .address = "there", .incarnation = incarnation, .is_member = false};
+    FanIn(store, info, 0).arrive("worker", encodeRecord(record));
+    if (store->add("incarnation/" + std::to_string(info.id), 0) == 0) {
+      store->add("incarnation/" + std::to_string(info.id), 5);
+    }
+    return record;
+  };
+  const auto admit = [&](const WorkerInfo& info, const Peer& caller) {
+    return errorText([&] { node->admit(info, &caller); });
+  };
+  // A client with the id 7 asks in the name of another worker, or of another start of itself.
+  const WorkerInfo trainer{"trainer", 1}, client{"client", 7};
+  publish(trainer);
+  node->admit(trainer);
+  publish({"trainer", 7});
+  const auto speaks = Catch::Contains("a worker speaks only for itself");
+  CHECK_THAT(admit({"trainer", 7}, {client, 5, false}), speaks);
+  CHECK_THAT(
+      admit({"trainer", 7}, {{"trainer", 7}, 5, false}),
+      Catch::Contains("in which WorkerInfo(id=1, name=trainer) lives"));
+  publish(client);
+  CHECK_THAT(admit(client, {client, 6, false}), speaks);
+  CHECK_THAT(errorText([&] { node->expel(trainer, std::make_unique<Peer>(client, 5).get()); }), speaks);
+  CHECK(node->worker("trainer").id == 1);
+  CHECK(node->workers().size() == 2);
+  // A later worker with its id could not replace a client with this incarnation.
+  publish(client, uint64_t{1} << 62);
+  CHECK_THAT(admit(client, {client, uint64_t{1} << 62, false}), Catch::Contains("a greater incarnation than"));
+  publish(client);
+  CHECK(admit(client, {client, 5, false}) == "no error");
+  CHECK(node->workers().size() == 3);
+}
+
+TEST_CASE("an announcement adds no worker to a group that grows, nor a rank beyond the size of another group") {
+  const bool grows = GENERATE(true, false);
+  NodeGroup group(1, grows);
+  auto record = WorkerRecord{.info = {"stranger", 3}, .address = "there", .world_size = grows ? 0 : 1};
+  std::string payload;
+  Writer(payload).putString(encodeRecord(record));
+  std::promise<Result<Message>> answer;
+  group[0].agent().request(0, {.kind = Kind::kMemberJoined, .payload = payload}, 20s, [&](Result<Message> result) {
+    answer.set_value(std::move(result));
+  });
+  const auto result = answer.get_future().get();
+  REQUIRE_FALSE(result.ok());
+  CHECK_THAT(result.error().text(), Catch::Contains("has no place for WorkerInfo(id=3, name=stranger)"));
+  CHECK(group[0].workers().size() == 1);
 }
 
 TEST_CASE("a worker that announces malformed devices is refused") {

@@ -20,6 +20,7 @@
 #include <torchrpc/defaults.h>
 #include <torchrpc/device_plugin.h>
 #include <torchrpc/error.h>
+#include <torchrpc/expected.h>
 #include <torchrpc/function.h>
 #include <torchrpc/future.h>
 #include <torchrpc/interceptor.h>
@@ -111,6 +112,9 @@ void call(const torchrpc::NodeRef& node) {
       node.callAsync("b", &later, "c").then([](torchrpc::Future<int32_t> ready) { return ready.wait(); });
   if (!future.ready()) (void)future.wait(10ms);
   (void)torchrpc::Future<double>::of(1.0);
+  const torchrpc::Expected<double> expected = torchrpc::Future<double>::of(1.0).expected();
+  const torchrpc::Expected<void> none = torchrpc::Future<void>::of().expected(1s);
+  if (!expected || !none.hasValue()) (void)expected.error();
   const auto counter = node.remote("b", &makeCounter);
   (void)node.call<int64_t>(counter.owner(), "add", counter, 1);
   const auto point = node.makeRRef(Point{1.0, 2.0f});

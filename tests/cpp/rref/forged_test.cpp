@@ -245,6 +245,82 @@ TEST_CASE("the entries that a worker makes for calls that have not arrived are b
   CHECK(table.counts().rrefs == 1);
 }
 
+TEST_CASE("the forks that a worker holds are bounded, also those of one value") {
+  OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
+  const OwnerTable::Sender forger{2, 0}, other{3, 0};
+  const RRefId value{2, 1};
+  REQUIRE(table.host(forger, {value, {2, 1}, 1}).created);
+  uint64_t number = 1;
+  const auto ask = [&](const OwnerTable::Sender& by) {
+    ++number;
+    return table.registerFork(by, {value, {by.worker, number}, 1, number});
+  };
+  while (table.counts().forks < OwnerTable::kMostForks) REQUIRE_FALSE(ask(forger));
+  const auto refused = ask(forger);
+  REQUIRE(refused);
+  CHECK_THAT(refused->text(), Contains("worker 2 holds 1048576 references to values of owner"));
+  const auto rref = table.host(forger, {value, {2, 1}, 1}).rref;
+  CHECK_THROWS_WITH(table.addFork(rref, {0, 1}, 2), Contains("worker 2 holds 1048576 references"));
+  CHECK_FALSE(ask(other));  // others are served
+  table.addFork(rref, {0, 2}, 3);
+
+  OwnerTable::EndedList ended;
+  CHECK_FALSE(table.removeForks(forger, {{value, {2, 2}, 2}}, ended));
+  CHECK_FALSE(ask(forger));
+  CHECK(ask(forger));
+}
+
+/// Four workers, of which worker 1 receives RRefs that nobody has made.
+struct Receiver {
+  explicit Receiver(const RRefService::Options& options) {
+    for (WorkerId id = 0; id < 4; ++id) services.push_back(RRefService::create(network.node(id), options));
+  }
+  ~Receiver() {
+    for (const auto& service : services) service->destroy();
+  }
+
+  /// Returns whether worker 1 has taken a new RRef, which nothing keeps. `is_registered`: by its owner, who sends it.
+  bool adopts(WorkerId owner, WorkerId parent, bool is_registered) {
+    ++number;
+    RRefFork fork{.rref = {owner, number}, .fork = {parent, number}, .owner = owner, .parent = parent};
+    if (is_registered) fork.delivery = number;
+    bool is_adopted = false;
+    services[1]->adopt({fork}, /*wait_for_owner=*/false, [&](const auto& result) { is_adopted = result.ok(); });
+    return is_adopted;
+  }
+
+  SimNetwork network{4};
+  std::vector<std::shared_ptr<RRefService>> services;
+  uint64_t number = 0;
+};
+
+TEST_CASE("the forks that a worker sends are bounded until it and the owner answer the requests about them") {
+  constexpr size_t kMost = 8;
+  Receiver receiver({.max_unanswered_forks = kMost});
+  auto& network = receiver.network;
+  const auto adopt = [&](WorkerId owner, WorkerId parent) { return receiver.adopts(owner, parent, false); };
+  const WorkerId owner = GENERATE(0, 2);  // another worker, and the worker itself
+  for (size_t i = 0; i < kMost; ++i) REQUIRE(adopt(owner, 2));
+  CHECK_FALSE(adopt(owner, 2));
+  CHECK(adopt(3, 3));  // others are served
+  while (network.count(Kind::kRRefForkRequest) > 0) REQUIRE(network.deliverFirst(Kind::kRRefForkRequest));
+  CHECK_FALSE(adopt(owner, 2));
+  network.drain();
+  CHECK(receiver.services[1]->debugInfo().pending_users == 0);
+  CHECK(adopt(owner, 2));
+}
+
+TEST_CASE("a node accepts no more RRefs of an owner for which many deletions wait") {
+  constexpr size_t kMost = 8;
+  Receiver receiver({.max_waiting_deletions = kMost});
+  const auto adopt_and_drop = [&](WorkerId owner) { return receiver.adopts(owner, owner, true); };
+  for (size_t i = 0; i < DeletionQueues::kMostMessages + kMost; ++i) REQUIRE(adopt_and_drop(2));
+  CHECK_FALSE(adopt_and_drop(2));
+  CHECK(adopt_and_drop(3));  // others are served
+  receiver.network.drain();
+  CHECK(adopt_and_drop(2));
+}
+
 TEST_CASE("the gaps in the numbers of a worker are bounded") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
   OwnerTable::EndedList ended;

@@ -84,11 +84,11 @@ void SimNetwork::handOver(const Packet& packet) {
         if (alive(to)) packets_.push_back({to, from, call, true, kind, std::move(r), std::make_shared<bool>(false)});
       });
   const auto& [where, handler] = nodes_.at(packet.to)->handlers.at(packet.kind);
-  const Request request{info(packet.from), std::move(content).value()};
+  Request request{info(packet.from), std::move(content).value()};
   // As an agent does.
-  auto serve = [&handler = handler, request, responder] {
+  auto serve = [&handler = handler, request = std::move(request), responder]() mutable {
     try {
-      handler(request, responder);
+      handler(std::move(request), responder);
     } catch (const Error& error) {
       responder.fail(error);
     }

@@ -64,10 +64,10 @@ class World::Runner final : public CallableRunner {
  public:
   Runner(World& world, SimulatedNode& node) : world_(world), node_(node) {}
 
-  void call(Invocation invocation, Responder responder) override {
-    world_.serve(node_, std::move(invocation), std::move(responder));
+  void call(Invocation&& invocation, const Responder& responder) override {
+    world_.serve(node_, std::move(invocation), responder);
   }
-  void evaluate(Invocation invocation, ValueHandler done) override {
+  void evaluate(Invocation&& invocation, ValueHandler done) override {
     if (!world_.execute(node_, invocation)) return done(Error(ErrorCode::kProtocol, "an unknown call"));
     for (const auto& rref : invocation.rrefs) {
       if (!world_.is_healed_ && world_.chance(30)) node_.held.push_back(rref);
@@ -373,7 +373,7 @@ void World::request(
       call.to, std::move(message), call.timeout,
       [this, &from, &call, forks = std::move(forks), done = std::move(done)](Result<Message> reply) {
         complete(call, reply);
-        if (!reply && RRefService::neverDelivered(reply.error())) from.rrefs().abandon(forks);
+        if (!reply && RRefService::neverUsed(reply.error())) from.rrefs().abandon(forks);
         done(std::move(reply));
       });
 }
@@ -451,7 +451,7 @@ World::Call* World::execute(SimulatedNode& node, const Invocation& invocation) {
   return &call;
 }
 
-void World::serve(SimulatedNode& node, Invocation invocation, Responder responder) {
+void World::serve(SimulatedNode& node, Invocation&& invocation, const Responder& responder) {
   const auto* call = execute(node, invocation);
   if (!call->chain.empty()) return serveForward(node, *call, invocation, responder);
   for (const auto& rref : invocation.rrefs) {

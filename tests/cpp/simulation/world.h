@@ -138,7 +138,7 @@ class World {
   void fetch(SimulatedNode& node);
   void release(SimulatedNode& node);
   Call* execute(SimulatedNode& node, const Invocation& invocation);
-  void serve(SimulatedNode& node, Invocation invocation, Responder responder);
+  void serve(SimulatedNode& node, Invocation&& invocation, const Responder& responder);
   void serveForward(SimulatedNode& node, const Call& call, const Invocation& invocation, const Responder& responder);
   void answer(
       SimulatedNode& node, const WorkerInfo& to, const Responder& responder, bool with_first, const RRefs& args);

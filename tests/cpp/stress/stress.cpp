@@ -177,7 +177,7 @@ void send(Group& group, Counts& counts, uint32_t seed, TimePoint end) {
     while (!pending.empty() && (all || pending.size() >= kInFlight)) {
       const auto& oldest = *pending.front();
       if (oldest.completions == 0 && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(1ms);  // a call that does not complete in time is counted as lost
         continue;
       }
       if (oldest.completions == 0) ++counts.lost;

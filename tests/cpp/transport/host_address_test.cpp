@@ -24,12 +24,39 @@ std::string failure(const HostChoice& choice) {
   }
 }
 
+/// The address on which the descriptor listens, as "127.0.0.1:80", or "none". Closes the descriptor.
+std::string addressOf(std::optional<int> listener) {
+  if (!listener) return "none";
+  const Descriptor owner(*listener);
+  return SocketAddress::textOf(owner.get());
+}
+
 }  // namespace
 
 TEST_CASE("a node of a group whose rendezvous is on loopback listens on loopback") {
   CHECK(chooseHostAddress({"", "127.0.0.1"}) == "127.0.0.1");
   const auto localhost = chooseHostAddress({"", "localhost"});
   CHECK((localhost == "127.0.0.1" || localhost == "::1"));
+}
+
+TEST_CASE("workers must listen on loopback if the host, the interface or the rendezvous is there") {
+  CHECK(mustListenOnLoopback({"127.0.0.1", ""}));
+  CHECK(mustListenOnLoopback({"127.1.2.3", "198.51.100.7"}));
+  CHECK(mustListenOnLoopback({"", "localhost"}));
+  CHECK_FALSE(mustListenOnLoopback({"", "198.51.100.7"}));
+  Environment set("TORCHRPC_SOCKET_IFNAME", "lo");
+  CHECK(mustListenOnLoopback({"", "198.51.100.7"}));
+}
+
+TEST_CASE("a node of a group whose store listens on all interfaces listens where it would without a rendezvous host") {
+  const auto* host = GENERATE("0.0.0.0", "::", "::ffff:0.0.0.0", "0");
+  CHECK(chooseHostAddress({"", host}) == chooseHostAddress({"", ""}));
+}
+
+TEST_CASE("each way to write a loopback address means this machine only") {
+  const auto* host = GENERATE("127.0.0.1", "127.1", "localhost");
+  CHECK(mustListenOnLoopback({"", host}));
+  CHECK_FALSE(addressOf(listenAtRendezvousHost(host, 0)) == "none");
 }
 
 TEST_CASE("a host that is given is used") {
@@ -43,7 +70,10 @@ TEST_CASE("a host that does not resolve, or that peers cannot reach here, is an 
       failure({"198.51.100.7", ""}),
       Catch::Contains("host '198.51.100.7' is not an address of this machine") && Catch::Contains("torchrpc doctor"));
   CHECK_THAT(failure({"0.0.0.0", ""}), Catch::Contains("host '0.0.0.0'"));
-  CHECK_THAT(failure({"fe80::1", ""}), Catch::Contains("host 'fe80::1'"));
+  for (const std::string link_local : {"fe80::1", "169.254.0.1"}) {
+    CHECK_THAT(
+        failure({link_local, ""}), Catch::Contains("host '" + link_local + "'") && Catch::Contains("link-local"));
+  }
 }
 
 TEST_CASE("a rendezvous host that does not resolve is an error, not loopback") {
@@ -83,17 +113,6 @@ TEST_CASE("a node cannot listen on the address of another machine") {
 }
 
 // ---- the address of the store ----
-
-namespace {
-
-/// The address on which the descriptor listens, as "127.0.0.1:80", or "none". Closes the descriptor.
-std::string addressOf(std::optional<int> listener) {
-  if (!listener) return "none";
-  const Descriptor owner(*listener);
-  return SocketAddress::textOf(owner.get());
-}
-
-}  // namespace
 
 TEST_CASE("a group whose rendezvous is on loopback has its store on loopback") {
   CHECK_THAT(addressOf(listenAtRendezvousHost("127.0.0.1", 0)), Catch::StartsWith("127.0.0.1:"));

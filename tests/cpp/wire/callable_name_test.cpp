@@ -54,6 +54,16 @@ TEST_CASE("a payload that ends within a name gives what there is of it") {
   CHECK(callableName(Kind::kPythonCall, std::string(200, '\xff')).ends_with("..."));
 }
 
+TEST_CASE("the first bytes of a payload determine the name, whatever the arguments are") {
+  const auto of = [](const std::string& payload) { return std::string(callableNameBytes(Kind::kPythonCall, payload)); };
+  const auto step = pythonPayload(0, "train", "Model.step");
+  CHECK(callableName(Kind::kPythonCall, of(step)) == "train.Model.step");
+  CHECK(of(step) == of(step + " of other arguments"));
+  CHECK(of(step) != of(pythonPayload(0, "train", "Model.stop")));
+  CHECK(of(pythonPayload(0, std::string(kCallableNameBytes, 'm'), "step")).size() == kCallableNameBytes);
+  CHECK(callableNameBytes(Kind::kReply, step).empty());
+}
+
 TEST_CASE("a name that a peer has made up cannot steer a terminal") {
   CHECK(callableName(Kind::kPythonCall, pythonPayload(0, "a\x1b[2J", "b\n\x7f")) == "a?[2J.b??");
 }

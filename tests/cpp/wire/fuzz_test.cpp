@@ -116,7 +116,9 @@ TEST_CASE("decoding any value gives a value, a protocol error or a type error") 
       c10::ListType::create(c10::AnyType::get()),
       c10::DictType::create(c10::StringType::get(), c10::AnyType::get()),
       c10::NumberType::get(),
-      c10::OptionalType::create(c10::DeviceObjType::get())};
+      c10::OptionalType::create(c10::DeviceObjType::get()),
+      c10::ScalarTypeType::get(),
+      c10::ListType::create(c10::MemoryFormatType::get())};
   for (int i = 0; i < 20000; ++i) {
     std::string bytes;
     Writer out(bytes);

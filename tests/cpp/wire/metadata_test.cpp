@@ -11,7 +11,7 @@ using namespace torchrpc;
 
 namespace {
 
-constexpr auto kParent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+constexpr auto kTraceParent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 Message withBytes(std::string bytes) {
   Message message{.kind = Kind::kCppCall};
@@ -50,12 +50,12 @@ TEST_CASE("metadata come out as they went in, also with any bytes in the texts")
 
 TEST_CASE("a trace context in the metadata is that of tracing tools") {
   Message message{.kind = Kind::kCppCall};
-  setMetadata(message, {{"traceparent", kParent}, {"tracestate", "a=b"}, {"tenant", "acme"}});
+  setMetadata(message, {{"traceparent", kTraceParent}, {"tracestate", "a=b"}, {"tenant", "acme"}});
   const auto trace = traceContextOf(message);
   REQUIRE(trace);
-  CHECK(trace->parent == kParent);
+  CHECK(trace->parent == kTraceParent);
   CHECK(trace->state == "a=b");
-  CHECK(metadataOf(message) == Metadata{{"traceparent", kParent}, {"tracestate", "a=b"}, {"tenant", "acme"}});
+  CHECK(metadataOf(message) == Metadata{{"traceparent", kTraceParent}, {"tracestate", "a=b"}, {"tenant", "acme"}});
   setMetadata(message, {{"tenant", "acme"}});
   CHECK_FALSE(traceContextOf(message));
 }

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <array>
 #include <cstring>
+#include <string_view>
 
 #include "wire/value_codec.h"
 #include "wire/value_forms.h"
@@ -92,7 +94,15 @@ void addSparse(std::vector<Sample>& samples) {
 
 void addQuantized(std::vector<Sample>& samples) {
   for (auto dtype : {at::kQInt8, at::kQUInt8, at::kQInt32}) {
-    samples.push_back({c10::toString(dtype), at::quantize_per_tensor(at::rand({2, 5}), 0.1, 10, dtype)});
+    const auto made = at::quantize_per_tensor(at::rand({2, 5}), 0.1, 10, dtype);
+    const std::string name = c10::toString(dtype);
+    samples.push_back({name, made});
+    const auto zero_points = dtype == at::kQUInt8 ? at::rand({5}) : at::arange(5);
+    const auto channels = at::quantize_per_channel(at::rand({2, 5}), at::rand({5}) + 0.1, zero_points, 1, dtype);
+    samples.push_back({name + ", by channel", channels});
+    samples.push_back({name + ", transposed", made.t()});
+    samples.push_back({name + ", row of a matrix", made[1]});
+    samples.push_back({name + ", large", at::quantize_per_tensor(at::rand({200, 300}), 0.1, 10, dtype).t()});
   }
 }
 
@@ -146,6 +156,16 @@ std::vector<Sample> sampleTensors() {
   return samples;
 }
 
+bool sameQuantizer(const at::Tensor& sent, const at::Tensor& arrived) {
+  if (sent.qscheme() != arrived.qscheme()) return false;
+  if (sent.qscheme() == at::kPerTensorAffine) {
+    return sent.q_scale() == arrived.q_scale() && sent.q_zero_point() == arrived.q_zero_point();
+  }
+  return sent.q_per_channel_axis() == arrived.q_per_channel_axis() &&
+      sent.q_per_channel_scales().equal(arrived.q_per_channel_scales()) &&
+      sent.q_per_channel_zero_points().equal(arrived.q_per_channel_zero_points());
+}
+
 bool arrivedSame(const at::Tensor& sent, const at::Tensor& arrived) {
   at::NoGradGuard no_grad;
   if (!sent.defined() || !arrived.defined()) return sent.defined() == arrived.defined();
@@ -155,8 +175,7 @@ bool arrivedSame(const at::Tensor& sent, const at::Tensor& arrived) {
   }
   if (sent.layout() != at::kStrided) return sameParts(sent.detach(), arrived.detach());
   if (sent.is_quantized()) {
-    return sent.q_scale() == arrived.q_scale() && sent.q_zero_point() == arrived.q_zero_point() &&
-        sameBytes(sent, arrived);
+    return sameQuantizer(sent, arrived) && sent.strides() == arrived.strides() && sameBytes(sent, arrived);
   }
   return sameStrided(sent, arrived);
 }
@@ -254,6 +273,14 @@ c10::IValue roundTrip(const c10::IValue& value, const c10::TypePtr& type) {
   return result;
 }
 
+static std::string randomText(std::mt19937& random, size_t most) {
+  constexpr std::array<std::string_view, 5> kCharacters = {"a", {"\0", 1}, "\u00e9", "\u20ac", "\U0001F600"};
+  std::string text;
+  for (auto count = pick<size_t>(random, most); count > 0; --count)
+    text += kCharacters.at(random() % kCharacters.size());
+  return text;
+}
+
 c10::IValue randomValue(std::mt19937& random, const std::vector<at::Tensor>& tensors, int depth) {
   const auto child = [&] { return randomValue(random, tensors, depth - 1); };
   switch (pick(random, depth > 0 ? 16 : 11)) {
@@ -262,7 +289,7 @@ c10::IValue randomValue(std::mt19937& random, const std::vector<at::Tensor>& ten
     case 2: return static_cast<int64_t>(random()) << (random() % 32);
     case 3: return static_cast<double>(random()) / 7;
     case 4: return c10::complex<double>(static_cast<double>(random()), 1);
-    case 5: return randomBytes(random, 40);
+    case 5: return randomText(random, 40);
     case 6: return tensors[pick(random, tensors.size())];
     case 7: return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(pick(random, 8)));
     case 8: return (uint64_t{1} << 63) + random();
@@ -293,7 +320,7 @@ c10::IValue randomValue(std::mt19937& random, const std::vector<at::Tensor>& ten
     default: {
       c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
       for (int i = pick(random, 6); i > 0; --i) {
-        dict.insert_or_assign(i % 2 != 0 ? c10::IValue(i) : c10::IValue(randomBytes(random, 8)), child());
+        dict.insert_or_assign(i % 2 != 0 ? c10::IValue(i) : c10::IValue(randomText(random, 8)), child());
       }
       return dict;
     }

@@ -132,10 +132,14 @@ TEST_CASE("sending a tensor does not change its autograd graph") {
 
 TEST_CASE("a tensor that cannot be sent is refused with its kind and a remedy") {
   CHECK(refusal(at::rand({4, 4}).to_mkldnn()) == "cannot send a tensor of layout Mkldnn: call .to_dense() first");
+  CHECK(
+      refusal(at::quantize_per_tensor(at::rand({2, 4}), 0.1, 0, at::kQUInt4x2)) ==
+      "cannot send a quantized tensor of QUInt4x2 and scheme per_tensor_affine: call .dequantize() first");
   const auto zero_points = at::zeros({2}, at::kInt);
   const auto per_channel = at::quantize_per_channel(at::rand({2, 2}), at::ones({2}), zero_points, 0, at::kQInt8);
   CHECK(
-      refusal(per_channel) == "cannot send a quantized tensor of scheme per_channel_affine: call .dequantize() first");
+      refusal(per_channel.view({4})) ==
+      "cannot send a view that has lost the channels of its scales: send the tensor itself");
   CHECK(
       refusal(at::_nested_tensor_from_tensor_list({at::rand({2}), at::rand({3})})) ==
       "cannot send a nested tensor: send the list that .unbind() gives");
@@ -148,6 +152,51 @@ TEST_CASE("a tensor that cannot be sent is refused with its kind and a remedy") 
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, at::Device("cuda:1")), nullptr, false),
       c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>());
   CHECK_THAT(refusal(elsewhere), Catch::Contains("cannot send a tensor on cuda:1") && Catch::Contains(".cpu()"));
+}
+
+TEST_CASE("scales that do not fit the channels of a quantized tensor are malformed") {
+  const auto encoded = [](int64_t axis, const at::Tensor& scales, const at::Tensor& integers) {
+    std::string bytes;
+    Writer head(bytes);
+    std::vector<Segment> segments;
+    head.put<uint32_t>(5);  // the form; no detail, bits and dimensions
+    head.put<int64_t>(axis);
+    for (const auto& part : {scales, at::zeros(scales.sizes(), at::kLong), integers}) {
+      encodeTensor(part, head, segments, {});
+    }
+    return bytes;
+  };
+  const auto decoded = [](const std::string& bytes) {
+    Reader head(bytes);
+    std::span<Segment> segments;
+    return decodeTensor(head, segments, {});
+  };
+  const auto integers = at::zeros({2, 3}, at::kByte);
+  CHECK(decoded(encoded(1, at::ones({3}), integers)).q_per_channel_axis() == 1);
+  CHECK_THROWS_AS(decoded(encoded(0, at::ones({3}), integers)), Error);
+  CHECK_THROWS_AS(decoded(encoded(2, at::ones({3}), integers)), Error);
+  CHECK_THROWS_AS(decoded(encoded(-1, at::ones({3}), integers)), Error);
+  CHECK_THROWS_AS(decoded(encoded(1, at::ones({3, 1}), integers)), Error);
+  CHECK_THROWS_AS(decoded(encoded(1, at::ones({1}).expand({3}), integers)), Error);
+  CHECK_THROWS_AS(decoded(encoded(1, at::ones({3}), at::zeros({2, 3}))), Error);
+  CHECK_THROWS_AS(decoded(encoded(1, at::ones({3}, at::kLong), integers)), c10::Error);
+}
+
+TEST_CASE("a dtype or a layout that torch does not have is malformed") {
+  for (int number = 0; number < 256; ++number) {
+    for (const uint8_t form : {1, 3}) {
+      const std::string bytes{static_cast<char>(form), static_cast<char>(number), '\0', '\1', 0, 0, 0, 0, 0, 0, 0, 0};
+      Reader head(bytes);
+      std::span<Segment> segments;
+      try {
+        const auto tensor = decodeTensor(head, segments, {});
+        CHECK(number < static_cast<int>(at::ScalarType::Undefined));
+        CHECK(tensor.numel() == 0);
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::kProtocol);
+      }
+    }
+  }
 }
 
 TEST_CASE("tensors that are together larger than the limit are refused before anything is sent") {

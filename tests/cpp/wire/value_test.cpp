@@ -117,6 +117,32 @@ TEST_CASE("values nested deeper than the limit are refused on both sides") {
   CHECK(errorOf([&] { decodeValue(in, tensors); }).code() == ErrorCode::kProtocol);
 }
 
+TEST_CASE("lists, tuples, dicts, their keys, and structs count alike towards the limit on nesting") {
+  // Each is one container in another one.
+  const std::vector<IValue> values = {
+      listOf({listOf({1})}),
+      tupleOf({tupleOf({1})}),
+      makeDict({{1, makeDict({{1, 1}})}}),
+      makeDict({{tupleOf({1}), 1}}),
+      makeDict({{tupleOf({}), tupleOf({1})}}),
+      makeForm<StructValue>("Point", StructValue::Fields{{"x", tupleOf({1})}}),
+  };
+  for (size_t i = 0; i < values.size(); ++i) {
+    CAPTURE(i);
+    std::string bytes;
+    Writer out(bytes);
+    std::vector<at::Tensor> tensors;
+    encodeValue(values[i], out, tensors, {.depth = 2});
+    const auto decoded = [&](uint32_t depth) {
+      Reader in(bytes);
+      return decodeValue(in, tensors, nullptr, {.depth = depth});
+    };
+    CHECK(arrivedSame(values[i], decoded(2)));
+    CHECK(errorOf([&] { decoded(1); }).code() == ErrorCode::kProtocol);
+    CHECK(errorOf([&] { encodeValue(values[i], out, tensors, {.depth = 1}); }).code() == ErrorCode::kSerialization);
+  }
+}
+
 TEST_CASE("a value is converted to the type of the argument") {
   CHECK(roundTrip(2, c10::FloatType::get()).isDouble());
   CHECK(roundTrip(2, c10::ComplexType::get()).toComplexDouble() == c10::complex<double>(2, 0));
@@ -215,6 +241,74 @@ TEST_CASE("a value that does not match the argument's type is an invalid argumen
   }
 }
 
+TEST_CASE("a dtype, a layout and a memory format are enumerators of torch") {
+  const auto read = [](int64_t number, const c10::TypePtr& type) { return roundTrip(number, type).toInt(); };
+  const std::vector<std::pair<c10::TypePtr, int64_t>> ends = {
+      {c10::ScalarTypeType::get(), static_cast<int64_t>(at::ScalarType::Undefined)},
+      {c10::LayoutType::get(), static_cast<int64_t>(at::Layout::NumOptions)},
+      {c10::MemoryFormatType::get(), static_cast<int64_t>(at::MemoryFormat::NumOptions)}};
+  for (const auto& [type, end] : ends) {
+    CHECK(read(0, type) == 0);
+    CHECK(read(end - 1, optional(type)) == end - 1);
+    CHECK(roundTrip(listOf({0}), list(type)).toIntVector() == std::vector<int64_t>{0});
+    for (const int64_t number : {end, int64_t{-1}, int64_t{-5}, int64_t{100}, int64_t{120}, int64_t{256}, INT64_MIN}) {
+      const auto error = errorOf([&] { read(number, type); });
+      CHECK(error.code() == ErrorCode::kInvalidArgument);
+      CHECK_THAT(error.text(), Catch::Contains(type->annotation_str()) && Catch::Contains(std::to_string(number)));
+      CHECK_THROWS_AS(roundTrip(listOf({number}), list(type)), Error);
+    }
+  }
+}
+
+TEST_CASE("the index of a device is not read as another one") {
+  const auto read = [](const std::string& name) { return roundTrip(name, c10::DeviceObjType::get()).toDevice(); };
+  CHECK(read("cuda:127") == at::Device(at::kCUDA, 127));
+  CHECK(read("cuda") == at::Device(at::kCUDA));
+  for (const char* name :
+       {"cuda:128", "cuda:200", "cuda:256", "cuda:4294967296", "cuda:99999999999999999999", "cuda:-1",
+        "cuda:", "cuda:01", "", ":0", "nothing:0"}) {
+    INFO(name);
+    CHECK(errorOf([&] { read(name); }).code() == ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_CASE("an int for a float must fit exactly") {
+  constexpr int64_t kLimit = int64_t{1} << 53;
+  CHECK(roundTrip(kLimit, c10::FloatType::get()).toDouble() == 0x1p53);
+  CHECK(roundTrip(INT64_MIN, c10::FloatType::get()).toDouble() == -0x1p63);
+  for (const int64_t number : {kLimit + 1, -kLimit - 1, INT64_MAX}) {
+    CHECK(errorOf([&] { roundTrip(number, c10::FloatType::get()); }).code() == ErrorCode::kInvalidArgument);
+    CHECK_THROWS_AS(roundTrip(number, c10::ComplexType::get()), Error);
+  }
+}
+
+TEST_CASE("a text that is not UTF-8 is neither sent nor read") {
+  const auto bytesOf = [](const std::string& text) {
+    std::string bytes;
+    Writer out(bytes);
+    std::vector<at::Tensor> tensors;
+    encodeValue(text, out, tensors);
+    return bytes;
+  };
+  for (const std::string text : {"\xff", "12345678\x80", "\xc3", "\u00e9\xed\xa0\x80"}) {
+    const auto error = errorOf([&] { bytesOf(text); });
+    CHECK(error.code() == ErrorCode::kSerialization);
+    CHECK_THAT(error.text(), Catch::Contains("std::vector<std::byte>"));
+    auto bytes = bytesOf(std::string(text.size(), 'x'));
+    bytes.replace(bytes.size() - text.size(), text.size(), text);
+    Reader in(bytes);
+    CHECK(errorOf([&] { decodeValue(in, {}); }).code() == ErrorCode::kProtocol);
+  }
+  for (const std::string text :
+       {"", "1234567", "12345678", "12345678\u00e9",
+        "\u00e9"
+        "12345678\U0001F600"}) {
+    const auto bytes = bytesOf(text);
+    Reader in(bytes);
+    CHECK(decodeValue(in, {}).toStringRef() == text);
+  }
+}
+
 TEST_CASE("tags that only Python writes can be read where C++ has such values") {
   const auto read = [](std::string bytes, const c10::TypePtr& type = nullptr) {
     Reader in(bytes);
@@ -260,6 +354,15 @@ TEST_CASE("a list of numbers in one tensor becomes a list of the argument's elem
   CHECK(unpacked(tupleOf({1, listOf({floats})})).toTupleRef().elements()[1].toListRef()[0].isDoubleList());
 }
 
+TEST_CASE("the numbers of a tensor do not become lists again and again") {
+  const auto numbers = makeForm<NumberList>(at::zeros({1 << 18}, at::kByte));
+  const auto type = list(list(c10::IntType::get()));
+  CHECK(roundTrip(listOf({numbers, numbers}), type).toListRef().size() == 2);
+  const auto again = listOf({numbers, numbers, numbers});
+  CHECK(errorOf([&] { roundTrip(again, type); }).code() == ErrorCode::kProtocol);
+  CHECK(errorOf([&] { roundTrip(again); }).code() == ErrorCode::kProtocol);
+}
+
 TEST_CASE("what a writer would not have written for the new forms is malformed") {
   const auto code = [](ValueTag tag, uint32_t index, std::vector<at::Tensor> tensors) {
     std::string bytes;
@@ -285,6 +388,48 @@ TEST_CASE("what a writer would not have written for the new forms is malformed")
   std::string small("\x10\x05\0\0\0\0\0\0\0", 9);  // the unsigned integer 5
   Reader in(small);
   CHECK(errorOf([&] { decodeValue(in, {}); }).code() == ErrorCode::kProtocol);
+}
+
+namespace {
+
+/// Keys whose products with torch's hash factor are consecutive, so that they are in one bucket of any table.
+DictEntries::Entries collidingEntries(int count) {
+  uint64_t inverse = 1;  // of the factor, modulo 2^64
+  for (int i = 0; i < 6; ++i) inverse *= 2 - 11400714819323198485ull * inverse;
+  DictEntries::Entries entries;
+  for (int i = 0; i < count; ++i) entries.emplace_back(static_cast<int64_t>(inverse * static_cast<uint64_t>(i)), 0);
+  return entries;
+}
+
+}  // namespace
+
+TEST_CASE("a dict with keys that are chosen to collide is a list of entries until it is used, and no typed dict") {
+  const auto dict = makeDict(collidingEntries(24));
+  REQUIRE(formAs<DictEntries>(dict));
+  CHECK(arrivedSame(dict, roundTrip(dict)));
+  const auto type = c10::DictType::create(c10::IntType::get(), c10::IntType::get());
+  CHECK_THROWS_WITH(roundTrip(dict, type), Catch::Contains("chosen to collide"));
+  CHECK(makeDict(collidingEntries(4)).isGenericDict());
+}
+
+TEST_CASE("dicts with the keys that programs have are torch's dicts") {
+  std::mt19937_64 random(1);
+  for (const int count : {5, 17, 1000, 100'000}) {
+    for (const auto step : {uint64_t{1}, uint64_t{3}, uint64_t{1000}, uint64_t{1} << 20, uint64_t{1} << 40, random()}) {
+      DictEntries::Entries ints, doubles, texts;
+      for (uint64_t i = 0; i < static_cast<uint64_t>(count); ++i) {
+        ints.emplace_back(static_cast<int64_t>(i * step), 0);
+        doubles.emplace_back(static_cast<double>(i * step), 0);
+        texts.emplace_back(std::to_string(i * step), 0);
+      }
+      CHECK(canBeDict(ints));
+      CHECK(canBeDict(doubles));
+      CHECK(canBeDict(texts));
+    }
+    DictEntries::Entries any;
+    for (int i = 0; i < count; ++i) any.emplace_back(static_cast<int64_t>(random()), 0);
+    CHECK(canBeDict(any));
+  }
 }
 
 TEST_CASE("a dict keeps keys that torch's dicts cannot have") {

@@ -22,5 +22,5 @@ if __name__ == "__main__":
     if RANK == 0:
         for _ in range(1000):
             step()
-        time.sleep(3600)
+        time.sleep(3600)  # until the test has looked and kills it
     rpc.shutdown()

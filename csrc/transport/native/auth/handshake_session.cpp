@@ -83,7 +83,9 @@ bool HandshakeSession::start(Duration timeout) {
 void HandshakeSession::onDeadline() {
   if (!connected_) return static_cast<void>(failForNow("it cannot be reached"));
   // If this process itself was stopped (SIGSTOP), the message may have arrived without being read.
-  if (onReady()) failForNow("it did not finish the handshake in time");
+  if (!onReady()) return;
+  const std::string late = "it did not finish the handshake in time";
+  side_ == Side::kListener ? fail(ErrorCode::kTimeout, late) : failForNow(late);
 }
 
 // ---- both ----
@@ -326,6 +328,9 @@ bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
     noise_->readTokens(sealed);
   }
   const auto payload = openPayload(sealed);
+  if (noise_ && !shared_.seen_hellos.add(noise_->hash())) {
+    return fail(ErrorCode::kProtocol, "the worker that connects has sent a copy of an earlier HELLO");
+  }
   has_greeted_ = true;
   peer_name_ = payload.name;
   peer_shares_memory_ = hello.flags & HandshakeMessage::kSharedMemory;

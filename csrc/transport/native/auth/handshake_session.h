@@ -39,7 +39,7 @@ class HandshakeSession {
     std::unique_ptr<TlsSession> tls{};       ///< if frames are encrypted by TLS
   };
   /// Called exactly once, unless the session is destroyed before, as the last step of a callback of the loop: it may
-  /// destroy the session. Errors: kWorkerLost, kProtocol.
+  /// destroy the session. Errors: kWorkerLost, kProtocol; on the side of the listener kTimeout.
   using Done = std::function<void(Result<AuthenticatedPeer>)>;
   /// Makes the memory that the two sides will share; returns an invalid descriptor if that fails.
   using MemoryFactory = std::function<Descriptor()>;
@@ -63,8 +63,10 @@ class HandshakeSession {
   /// memory.
   bool mayRetry() const { return may_retry_; }
   /// Listener: whether the peer has sent a HELLO that names this listener and this group. If there is a secret, the
-  /// HELLO must have been made by a peer that knows it; it may still be a replay.
+  /// HELLO must have been made by a peer that knows it, and be none of the latest copies: see SeenHellos.
   bool hasGreeted() const { return has_greeted_; }
+  /// The name that the peer claims; empty: not received yet.
+  const std::string& peerName() const { return peer_name_; }
 
  private:
   bool connect();

@@ -1,11 +1,11 @@
 #include "transport/native/auth/identity.h"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <sodium.h>
 
 #include "base/error.h"
+#include "base/ids.h"
 #include "base/utc.h"
 #include "transport/native/auth/keys.h"
 #include "wire/codec.h"
@@ -17,7 +17,7 @@ namespace {
 using std::chrono::sys_seconds;
 
 constexpr uint16_t kCertificateVersion = 1;
-constexpr size_t kMaxNameBytes = 128, kMaxRoles = 16, kSecretBytes = 32;
+constexpr size_t kMaxRoles = 16, kSecretBytes = 32;
 constexpr std::string_view kCertificateLabel = "torchrpc certificate", kProofLabel = "torchrpc handshake";
 constexpr auto kSecretPart = "secret", kSigningKeyPart = "signing key", kGroupPart = "group",
                kCertificatePart = "certificate", kPrivateKeyPart = "private key";
@@ -138,12 +138,6 @@ std::string whyNotValid(const Certificate& certificate, sys_seconds now) {
   if (now < certificate.not_before) return "is valid only from " + dateOf(certificate.not_before) + " on";
   if (now >= certificate.not_after) return "has expired on " + dateOf(certificate.not_after);
   return {};
-}
-
-bool isName(const std::string& text) {
-  return !text.empty() && text.size() <= kMaxNameBytes && std::ranges::all_of(text, [](unsigned char c) {
-    return std::isalnum(c) || c == '_' || c == ':' || c == '-' || c == '.';
-  });
 }
 
 /// Returns the text that a proof signs. It names the side, so a proof of one side is not valid for the other side.

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "base/error.h"
@@ -61,6 +62,11 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+std::string inLowerCase(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
 /// "trainer" for "trainer-7", "trainer_7" and "trainer7".
 std::string withoutNumber(std::string name) {
   const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
@@ -85,26 +91,42 @@ std::string listOf(const std::vector<std::string>& names) {
   return text.empty() ? "nobody" : text;
 }
 
-/// Returns the identity, or nothing if the certificate has none of the accepted names.
-std::optional<PeerIdentity> identityOf(
-    const std::string& worker, const std::vector<std::string>& accepted, const TlsNames& certificate) {
-  PeerIdentity identity{.name = worker};
-  bool is_proved = false;
+/// Returns the roles of a certificate, of which the narrower one counts: a worker is a member only if its certificate
+/// makes it neither a client nor an observer. The roles are the organizational units, and the parts of URIs such as
+/// "spiffe://domain/client/web-3", except the first and the last, also of a URI that does not name the worker. Upper
+/// case does not matter. Throws Error(code) for an organizational unit that is not a role, because it may be a misspelt
+/// one.
+std::vector<std::string> rolesOf(const TlsNames& certificate, ErrorCode code) {
+  std::set<std::string> found;
   for (const auto& name : certificate.names) {
-    if (std::ranges::find(accepted, name) == accepted.end()) continue;
-    is_proved = true;
-    // The roles are the parts of "spiffe://domain/ns/prod/sa/trainer", except the first and the last.
-    if (!name.starts_with(kSpiffe)) continue;
-    const auto parts = split(std::string_view(name).substr(kSpiffe.size()), '/');
-    for (size_t i = 1; i + 1 < parts.size(); ++i) identity.roles.push_back(parts[i]);
+    if (!inLowerCase(name).starts_with(kSpiffe)) continue;
+    const auto parts = split(inLowerCase(name).substr(kSpiffe.size()), '/');
+    for (size_t i = 1; i + 1 < parts.size(); ++i) found.insert(parts[i]);
   }
-  if (!is_proved) return std::nullopt;
-  identity.roles.insert(identity.roles.end(), certificate.units.begin(), certificate.units.end());
-  // A worker without the client role is a member.
-  std::erase(identity.roles, PeerIdentity::kMemberRole);
-  const bool is_client = std::ranges::find(identity.roles, kClientRole) != identity.roles.end();
-  if (!is_client) identity.roles.emplace_back(PeerIdentity::kMemberRole);
-  return identity;
+  for (const auto& unit : certificate.units) {
+    const auto role = inLowerCase(unit);
+    if (role != PeerIdentity::kMemberRole && role != kClientRole && role != PeerIdentity::kObserverRole) {
+      throw Error(
+          code,
+          "the TLS certificate for " + listOf(certificate.names) + " has the organizational unit (OU) " + unit +
+              ", which is not a role: leave it out, or write member, client or observer");
+    }
+    found.insert(role);
+  }
+  std::vector<std::string> roles;
+  for (const auto* role : {kClientRole, PeerIdentity::kObserverRole}) {
+    if (found.contains(role)) roles.emplace_back(role);
+  }
+  if (roles.empty()) roles.emplace_back(PeerIdentity::kMemberRole);
+  return roles;
+}
+
+/// Returns the identity, or nothing if the certificate has none of the accepted names. Throws as rolesOf().
+std::optional<PeerIdentity> identityOf(
+    const std::string& worker, const std::vector<std::string>& accepted, const TlsNames& certificate, ErrorCode code) {
+  const auto is_accepted = [&](const std::string& name) { return std::ranges::find(accepted, name) != accepted.end(); };
+  if (!std::ranges::any_of(certificate.names, is_accepted)) return std::nullopt;
+  return PeerIdentity{.name = worker, .roles = rolesOf(certificate, code)};
 }
 
 }  // namespace
@@ -231,7 +253,7 @@ TlsCredentials::Context TlsCredentials::load() const {
 
 PeerIdentity TlsCredentials::identify(const std::string& name, const TlsNames& certificate) const {
   const auto accepted = namesOf(name, options_.names);
-  if (auto identity = identityOf(name, accepted, certificate)) return *std::move(identity);
+  if (auto identity = identityOf(name, accepted, certificate, ErrorCode::kProtocol)) return *std::move(identity);
   throw Error(
       ErrorCode::kProtocol,
       "the TLS certificate of the worker that calls itself " + name + " is for " + listOf(certificate.names) +
@@ -242,7 +264,7 @@ PeerIdentity TlsCredentials::identifySelf(const std::string& name) const {
   const auto settings = context();
   const auto names = TlsNames::of(library_, *library_.SSL_CTX_get0_certificate(settings.get()));
   const auto accepted = namesOf(name, options_.names);
-  if (auto identity = identityOf(name, accepted, names)) return *std::move(identity);
+  if (auto identity = identityOf(name, accepted, names, ErrorCode::kInvalidArgument)) return *std::move(identity);
   throwInvalidArgument(
       kCertificate + options_.certificate + " is for " + listOf(names.names) + ", and not for " + listOf(accepted) +
       ", as that of worker " + name +

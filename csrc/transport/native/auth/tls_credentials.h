@@ -42,9 +42,10 @@ class TlsCredentials {
   const Libssl& library() const { return library_; }
 
   /// Returns the identity of the worker of that name, with the roles in its certificate. Throws Error(kProtocol) if the
-  /// certificate is not for this name. Thread-safe.
+  /// certificate is not for this name, or has an organizational unit that is not a role. Thread-safe.
   PeerIdentity identify(const std::string& name, const TlsNames& certificate) const;
-  /// Returns the identity of this worker. Throws Error(kInvalidArgument) if its certificate is not for this name.
+  /// Returns the identity of this worker. Throws Error(kInvalidArgument) if its certificate is not for this
+  /// name, or has an organizational unit that is not a role.
   PeerIdentity identifySelf(const std::string& name) const;
 
  private:

@@ -1,6 +1,7 @@
 #include "transport/native/loop/event_loop.h"
 
 #include <chrono>
+#include <functional>
 #include <utility>
 
 #include "base/executor/scheduling.h"
@@ -174,7 +175,8 @@ void EventLoop::armAndUnlock() {
 }
 
 void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) {
-  if (!FutexWaiter::isAvailable() || done() || !lockToPoll(done)) return;
+  const FutexWaiter::Claim claim(waiter);
+  if (!claim || !FutexWaiter::isAvailable() || done() || !lockToPoll(done)) return;
   const auto finished = [&] { return done() || !leader_.is(waiter); };
   bool locked = true;
   for (bool leads = leader_.tryLead(waiter, preemptible); leads;) {
@@ -182,7 +184,7 @@ void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, Tim
     if (wait_words.empty() || !arm()) break;
     locked = !releaseLock() && loop_lock_.fenceAndTryLock();
     if (locked) break;
-    waiter.wait(finished, wait_words, deadline);
+    waiter.wait(std::ref(finished), wait_words, deadline);  // a copy in the std::function would allocate
     locked = !finished() && SteadyClock::now() < deadline && lockToPoll(done);
     if (!locked) break;
     spin(done);

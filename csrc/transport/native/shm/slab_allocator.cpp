@@ -26,6 +26,7 @@
 
 #include "base/log.h"
 #include "base/os/memory.h"
+#include "base/sync/fork_safe_mutex.h"
 
 namespace torchrpc::native {
 
@@ -91,22 +92,21 @@ class SlabAllocator::Registry {
 
  private:
   Registry() {
-    ::pthread_atfork([] { get().beforeFork(); }, [] { get().inParent(); }, [] { get().inChild(); });
+    ::pthread_atfork(nullptr, nullptr, [] { get().forgetAll(); });
   }
   std::list<std::shared_ptr<SlabAllocator>> all() {
     MutexLock lock(mutex_);
     return allocators_;
   }
 
-  void beforeFork() TORCHRPC_ANNOTATE(no_thread_safety_analysis) { mutex_.lock(); }
-  void inParent() TORCHRPC_ANNOTATE(no_thread_safety_analysis) { mutex_.unlock(); }
-  void inChild() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+  /// Called in a forked child, because the memory belongs to its parent.
+  void forgetAll() {
+    MutexLock lock(mutex_);
     allocators_.clear();
     resident_bytes = 0;
-    mutex_.unlock();
   }
 
-  Mutex mutex_;
+  ForkSafeMutex mutex_;
   std::list<std::shared_ptr<SlabAllocator>> allocators_ TORCHRPC_GUARDED_BY(mutex_);
 };
 

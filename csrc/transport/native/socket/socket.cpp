@@ -132,6 +132,15 @@ std::string SocketAddress::textOf(int fd) {
   return bracketed(host) + ":" + port;
 }
 
+std::string SocketAddress::hostOfPeer(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  char host[NI_MAXHOST] = {};
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return {};
+  getnameinfo(reinterpret_cast<sockaddr*>(&storage), length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
 namespace {
 
 constexpr int kSendBufferBytesWithinHost = 512 << 10;

@@ -52,6 +52,8 @@ class SocketAddress {
   int connect(int fd) const;
   /// The local address of a socket, with the port that the system chose.
   static std::string textOf(int fd);
+  /// The numeric host of the other end of a connected socket; empty if there is none (any more).
+  static std::string hostOfPeer(int fd);
   bool isTcp() const { return storage_.ss_family != AF_UNIX; }
 
  private:

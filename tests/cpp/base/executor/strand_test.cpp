@@ -109,6 +109,27 @@ TEST_CASE("a task posted while another blocks runs meanwhile") {
   REQUIRE(in_time);
 }
 
+TEST_CASE("tasks of a strand that block, however many, do not keep the tasks of the pool from running") {
+  ThreadPool pool({.size = 2});
+  Strand strand(pool, enter);
+  std::atomic<bool> is_over{false};
+  std::atomic<int> blocked{0};
+  std::function<void()> block = [&] {
+    token.unlock();
+    ++blocked;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // as a function that waits for something
+    token.lock();
+    if (!is_over) strand.post(block);
+  };
+  for (int i = 0; i < 4; ++i) strand.post(block);
+  while (blocked < 10) std::this_thread::yield();
+  std::promise<void> has_run;
+  pool.post([&] { has_run.set_value(); });
+  CHECK(has_run.get_future().wait_for(std::chrono::seconds(10)) == std::future_status::ready);
+  is_over = true;
+  pool.close();
+}
+
 TEST_CASE("the tasks behind one that throws run") {
   std::atomic<bool> ran{false};
   ThreadPool pool({.size = 1});

@@ -445,6 +445,22 @@ TEST_CASE("close on a thread of the pool throws instead of waiting for itself") 
   CHECK(text == "thread pool mine closed by one of its threads");
 }
 
+TEST_CASE("a task may close its pool without waiting, and the threads end after it") {
+  std::latch closed(1), release(1);
+  ThreadPool pool({.size = 2});
+  bool has_ended = true;
+  pool.post([&] {
+    has_ended = pool.close(Duration::zero());
+    closed.count_down();
+    release.wait();
+  });
+  closed.wait();
+  CHECK_FALSE(has_ended);
+  CHECK_FALSE(pool.close(Duration::zero()));
+  release.count_down();
+  CHECK(pool.close(std::chrono::seconds(20)));
+}
+
 TEST_CASE("posting from many threads loses nothing") {
   std::atomic<int> ran = 0;
   ThreadPool pool({.size = 3});

@@ -27,8 +27,7 @@ class WakeTarget {
     return test::eventually([this] { return awake_.load(); });
   }
   bool staysAsleep() {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    return !awake_;
+    return test::remains([this] { return !awake_; });
   }
 
  private:

@@ -27,6 +27,7 @@
 #include <set>
 #include <signal.h>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <sys/wait.h>
@@ -96,7 +97,7 @@ bool within(Duration timeout, const std::function<bool()>& condition) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(1ms);  // this program has only the public headers
   }
   return true;
 }
@@ -297,6 +298,9 @@ struct BackwardThrows : torch::autograd::Function<BackwardThrows> {
 };
 at::Tensor throwsBackward(const at::Tensor& x) { return BackwardThrows::apply(x).sum(); }
 
+int64_t twice(int64_t x) { return 2 * x; }
+double twice(double x) { return 2 * x; }
+TORCHRPC_FUNCTION_AS("twice.real", torchrpc::overload<double(double)>(&twice));
 TORCHRPC_FUNCTION(add);
 TORCHRPC_FUNCTION(nothing);
 TORCHRPC_FUNCTION(callerOf);
@@ -333,6 +337,13 @@ void registerMore() {
   registerFunction("count", [count = std::make_unique<std::atomic<int64_t>>(0)] { return ++*count; });
   registerFunction("minus", std::function([](const Call&, int64_t a, int64_t b) { return a - b; }));
   ERROR_OF(kInvalidArgument, registerFunction("count", [] {}));
+  registerFunction("removed", overload<int64_t(int64_t)>(&twice));
+  const auto listed = [](const std::string& name) {
+    const auto all = registeredFunctions();
+    return std::ranges::find(all, name, &RegisteredFunction::name) != all.end();
+  };
+  EXPECT(listed("removed") && listed("twice.real"));
+  EXPECT(unregisterFunction("removed") && !unregisterFunction("removed") && !listed("removed"));
 }
 
 // --- What is used
@@ -343,6 +354,7 @@ void plainValues() {
   EXPECT(error.text() == "a text" && error.what() == error.text() && error.worker() == "a worker");
   EXPECT(error.detail() == "a detail" && error.code() == ErrorCode::kUnknown);
   EXPECT(error.withOrigin(ErrorOrigin::kResult).origin() == ErrorOrigin::kResult);
+  EXPECT(error.exceptionType().empty() && error.withExceptionType("T").exceptionType() == "T");
   EXPECT(usualOrigin(ErrorCode::kTimeout) == ErrorOrigin::kOnTheWay && name(ErrorOrigin::kHere) == "here");
   EXPECT(name(ErrorCode::kProtocol) != name(ErrorCode::kUnknown));
 
@@ -485,6 +497,9 @@ void futures(Group& group) {
   EXPECT(three.then([](const Future<int64_t>& ready) { return ready.wait() + 1; }).wait() == 4);
   EXPECT(three.then([&](int64_t value) { return node.callAsync("c", &add, value, 1); }).wait() == 4);
   const auto failing = node.callAsync("b", &fails, "on purpose");
+  const Expected<int64_t> expected = three.expected(), failure = failing.expected(60s);
+  EXPECT(expected.hasValue() && expected && *expected == 3 && expected.value() == 3 && !failure);
+  EXPECT(failure.error().code() == ErrorCode::kUserException && failure.valueOr(4) == 4);
   EXPECT(failing.thenError([](const Error&) { return int64_t{5}; }).wait() == 5);
   EXPECT(failing.thenError([](std::exception_ptr) { return Future<int64_t>::of(6); }).wait() == 6);
   EXPECT(
@@ -680,7 +695,7 @@ void errorsOfCalls(Group& group) {
   const NodeRef node = group[0];
   const auto thrown = ERROR_OF(kUserException, node.call("b", &fails, "on purpose"));
   EXPECT(thrown.origin() == ErrorOrigin::kFunction && thrown.worker() == "b");
-  EXPECT(thrown.text().find("on purpose") != std::string::npos);
+  EXPECT(thrown.text().find("on purpose") != std::string::npos && thrown.exceptionType() == "std::runtime_error");
   EXPECT(ERROR_OF(kProtocol, node.call("b", &failsWith, ErrorCode::kProtocol)).origin() == ErrorOrigin::kFunction);
   EXPECT(ERROR_OF(kUnknownWorker, node.call("nobody", &nothing)).origin() == ErrorOrigin::kHere);
   EXPECT(ERROR_OF(kNoSuchFunction, node.call("b", "no function")).origin() == ErrorOrigin::kRequest);
@@ -725,8 +740,10 @@ void options() {
       options.max_queued_bytes = 1 << 20;
       options.idempotency_window = 1min;
       options.propagate_deadlines = true;
+      options.cancel_on_timeout = options.name != "other";
       options.metrics = true;
       options.slow_call = 20ms;
+      options.stop = std::stop_source().get_token();
       options.limits =
           MessageLimits{.message_bytes = 4 << 20, .head_bytes = 1 << 20, .tensor_bytes = 1 << 20, .tensors = 100};
       // Tensors of the CPU stay there, as without a map.
@@ -748,7 +765,7 @@ void options() {
     ERROR_OF(kNotAllowed, other.call("server", &nothing));
     ERROR_OF(kNotAllowed, client.call<at::Tensor>("server", op("aten::mul"), at::ones({1}), 2));
     const auto one = client.remote("server", &add, 1, 2);
-    ERROR_OF(kRRefCreation, client.remote("server", &add, 1, 2).toHere());  // one is its quota
+    ERROR_OF(kQuotaExceeded, client.remote("server", &add, 1, 2).toHere());  // one is its quota
     ERROR_OF(kQuotaExceeded, other.call<at::Tensor>("server", op("aten::add"), at::ones({10'000}), 1));
     EXPECT(one.toHere() == 3);
     ERROR_OF(kFrameTooLarge, client.call<at::Tensor>("server", "sameTensor", at::ones({1 << 20})));
@@ -759,6 +776,11 @@ void options() {
     EXPECT(within(60s, [&] { return slow_lines > 0; }));
     gate.is_open = true;
     EXPECT(held.wait() == 7);
+
+    gate.entered = gate.cancelled = 0;
+    gate.is_open = false;
+    ERROR_OF(kTimeout, client.withTimeout(2s).call("server", &atGate));
+    EXPECT(gate.entered == 1 && within(60s, [] { return gate.cancelled == 1; }));
     group.shutdown();
   }
   setLogSink(nullptr);
@@ -905,6 +927,7 @@ void servers() {
   }
   EXPECT(found);
   EXPECT(client.callMetrics().front().side == CallMetrics::Side::kMade);
+  EXPECT(client.prometheusText().find("torchrpc_calls_total{worker=") != std::string::npos);
 
   std::atomic<int> lost{0};
   const LossHandler on_loss = [&](const WorkerInfo&) { ++lost; };

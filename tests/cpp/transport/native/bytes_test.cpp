@@ -45,7 +45,7 @@ HandshakeMessage someHello() {
 }
 
 /// All bytes of the queue, written in pieces of random size.
-std::string drain(FrameQueue& queue, std::mt19937& random, std::vector<FrameQueue::Outgoing>& sent) {
+std::string drain(FrameQueue& queue, std::mt19937& random, FrameQueue::Sent& sent) {
   std::string bytes;
   std::array<iovec, 5> parts;
   while (!queue.empty()) {
@@ -107,6 +107,51 @@ bool isSame(const Frame& a, const Frame& b) {
 
 }  // namespace
 
+// ---- announced frames ----
+
+TEST_CASE("a large frame is announced when its head has begun, and if it is refused only that beginning is kept") {
+  std::mt19937 random(11);
+  const bool is_refused = GENERATE(false, true);
+  std::vector<std::pair<std::string, uint64_t>> announced;
+  Limits limits;
+  FrameReader reader(limits, [&](std::string_view head_begin, uint64_t bytes) -> Status {
+    announced.emplace_back(head_begin, bytes);
+    if (!is_refused) return std::nullopt;
+    return Error(ErrorCode::kQuotaExceeded, "too many bytes");
+  });
+  std::vector<Frame> sent;
+  sent.push_back({std::string(100, 'a'), {}});
+  sent.push_back({std::string(kMinAnnouncedBytes, 'b'), {}});
+  sent.push_back({std::string(10, 'c'), {}});
+  sent.back().segments.push_back(filled(3 * kMinAnnouncedBytes, 'd'));
+  sent.push_back({"", {}});
+  sent.back().segments.push_back(filled(kMinAnnouncedBytes, 'e'));
+  sent.push_back({std::string(kMinAnnouncedBytes - 1, 'f'), {}});
+  FrameQueue queue;
+  for (const auto& frame : sent) queue.push(FrameQueue::Outgoing(frame, {}));
+  FrameQueue::Sent written;
+  std::vector<Frame> frames;
+  REQUIRE_FALSE(feed(reader, drain(queue, random, written), random, frames));
+  CHECK(
+      announced ==
+      std::vector<std::pair<std::string, uint64_t>>{
+          {std::string(64, 'b'), kMinAnnouncedBytes},
+          {std::string(10, 'c'), 3 * kMinAnnouncedBytes + 10},
+          {"", kMinAnnouncedBytes}});
+  REQUIRE(frames.size() == sent.size());
+  for (const size_t i : {0, 4}) CHECK(isSame(frames[i], sent[i]));
+  for (const size_t i : {1, 2, 3}) {
+    if (!is_refused) {
+      CHECK(isSame(frames[i], sent[i]));
+      continue;
+    }
+    CHECK(frames[i].head == announced[i - 1].first);
+    CHECK(frames[i].segments.empty());
+    REQUIRE(frames[i].failure);
+    CHECK(frames[i].failure->code() == ErrorCode::kQuotaExceeded);
+  }
+}
+
 // ---- handshake messages ----
 
 TEST_CASE("a handshake message can be parsed from its bytes") {
@@ -140,6 +185,16 @@ TEST_CASE("a handshake message is never larger than its limit") {
   const auto bytes = HandshakeMessage{.group = huge, .payload = huge}.bytes();
   CHECK(bytes.size() <= kHandshakePrefixBytes + kMaxHandshakeBodyBytes);
   CHECK(isHandshakeMessage(bytes));
+}
+
+TEST_CASE("the body of a handshake message may be as large as its limit, and no larger") {
+  const auto announced = [](uint16_t body_bytes) {
+    auto bytes = someHello().bytes();
+    std::memcpy(bytes.data() + kHandshakePrefixBytes - 4, &body_bytes, sizeof(body_bytes));
+    return HandshakePrefix::parse(bytes).body_bytes;
+  };
+  CHECK(announced(kMaxHandshakeBodyBytes) == kMaxHandshakeBodyBytes);
+  CHECK_THROWS_AS(announced(kMaxHandshakeBodyBytes + 1), Error);
 }
 
 TEST_CASE("the error for another version of the protocol names that version") {
@@ -184,7 +239,7 @@ TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
     sent.push_back(randomFrame(random));
     queue.push({sent.back(), nullptr});
   }
-  std::vector<FrameQueue::Outgoing> written;
+  FrameQueue::Sent written;
   const auto bytes = drain(queue, random, written);
   CHECK(written.size() == 50);
   const Limits limits;
@@ -201,7 +256,7 @@ TEST_CASE("small frames that are queued are written together") {
   std::array<iovec, 64> parts;
   const auto count = queue.gather(parts);
   CHECK(count == 40);  // a header and a head each
-  std::vector<FrameQueue::Outgoing> sent;
+  FrameQueue::Sent sent;
   queue.advance(20 * (sizeof(FrameHeader) + 5), sent);
   CHECK(sent.size() == 20);
   CHECK(queue.empty());
@@ -312,7 +367,7 @@ TEST_CASE("the slabs of a message for which there is no memory are returned") {
 
 namespace {
 
-constexpr size_t kMiB = 1 << 20;
+constexpr size_t kMegabyte = 1 << 20;
 
 /// The bytes with which a frame begins.
 std::string announced(const FrameHeader& header, const std::vector<uint64_t>& layout) {
@@ -339,11 +394,11 @@ TEST_CASE("a head that is announced gets memory as it arrives") {
   std::vector<Frame> frames;
   REQUIRE_FALSE(feed(reader, announced({.head_bytes = limits.head_bytes}, {}), random, frames));
   CHECK(reader.missing() == limits.head_bytes);
-  CHECK(roomOf(reader).first <= kMiB + 100);
-  const std::string some(3 * kMiB, 'x');
+  CHECK(roomOf(reader).first <= kMegabyte + 100);
+  const std::string some(3 * kMegabyte, 'x');
   REQUIRE_FALSE(feed(reader, some, random, frames));
   CHECK(reader.missing() == limits.head_bytes - some.size());
-  CHECK(roomOf(reader).first <= kMiB + 100);
+  CHECK(roomOf(reader).first <= kMegabyte + 100);
 }
 
 TEST_CASE("the list of sizes gets memory as it arrives") {
@@ -352,7 +407,7 @@ TEST_CASE("the list of sizes gets memory as it arrives") {
   FrameReader reader(limits);
   std::vector<Frame> frames;
   REQUIRE_FALSE(feed(reader, announced({.segments = limits.tensors}, {}), random, frames));
-  CHECK(roomOf(reader).first <= kMiB);
+  CHECK(roomOf(reader).first <= kMegabyte);
 }
 
 TEST_CASE("segments that are announced get memory when those before them have arrived") {
@@ -360,12 +415,12 @@ TEST_CASE("segments that are announced get memory when those before them have ar
   const Limits limits;
   FrameReader reader(limits);
   std::vector<Frame> frames;
-  const std::vector<uint64_t> layout(100'000, kMiB);
+  const std::vector<uint64_t> layout(100'000, kMegabyte);
   const FrameHeader header{.head_bytes = 4, .segments = static_cast<uint32_t>(layout.size())};
   REQUIRE_FALSE(feed(reader, announced(header, layout) + "head", random, frames));
-  CHECK(roomOf(reader).first <= 32 * kMiB);
+  CHECK(roomOf(reader).first <= 32 * kMegabyte);
   CHECK(roomOf(reader).second <= 300);
-  CHECK(reader.missing() == layout.size() * kMiB);
+  CHECK(reader.missing() == layout.size() * kMegabyte);
 }
 
 TEST_CASE("segments whose sum is more than the limit, or overflows, are refused before any memory is allocated") {
@@ -391,18 +446,19 @@ TEST_CASE("segments whose sum is more than the limit, or overflows, are refused 
 TEST_CASE("frames that get their memory in steps arrive whole") {
   std::mt19937 random(7);
   std::vector<Frame> sent;
-  sent.push_back(headOnly(std::string(5 * kMiB + 3, 'a')));
-  sent.push_back({std::string(2 * kMiB, 'b'), {filled(40 * kMiB, 1), filled(1, 2), filled(20 * kMiB, 3)}});
+  sent.push_back(headOnly(std::string(5 * kMegabyte + 3, 'a')));
+  sent.push_back(
+      {std::string(2 * kMegabyte, 'b'), {filled(40 * kMegabyte, 1), filled(1, 2), filled(20 * kMegabyte, 3)}});
   Frame many{"many", {}};
   for (int i = 0; i < 40'000; ++i) many.segments.push_back(filled(i % 3, static_cast<char>(i)));
   sent.push_back(std::move(many));
-  sent.push_back({"", {filled(0, 0), filled(17 * kMiB, 5), filled(0, 0), filled(100, 6)}});
+  sent.push_back({"", {filled(0, 0), filled(17 * kMegabyte, 5), filled(0, 0), filled(100, 6)}});
   sent.push_back(headOnly("last"));
   std::string bytes;
   for (const auto& frame : sent) {
     FrameQueue queue;
     queue.push({frame, nullptr});
-    std::vector<FrameQueue::Outgoing> written;
+    FrameQueue::Sent written;
     bytes += drain(queue, random, written);
   }
   const Limits limits;

@@ -99,20 +99,24 @@ TEST_CASE("child: a machine without UCX", "[.child]") {
   const auto text = ucx::whatUcxLacks();
   CHECK_THAT(
       text,
-      Catch::Contains("this machine has no libucp.so.0") && Catch::Contains("pip install torchrpc[ucx]") &&
-          Catch::Contains("libucx0"));
+      Catch::Contains("this machine has no " + ChildProcess::argument() + ". Install it") &&
+          Catch::Contains("pip install torchrpc[ucx]") && Catch::Contains("libucx0"));
   const auto error = errorOf([] { makeTransport({.kind = "ucx", .host = "127.0.0.1", .node_name = "tester"}); });
   CHECK(error.code() == ErrorCode::kInvalidArgument);
   CHECK(error.text() == text);
 }
 
-TEST_CASE("UCX: a machine without it is told what to install") {
-  // A file that is no library stands in front of the system's.
+TEST_CASE("UCX: a machine without it is told what is missing and what to install") {
+  const std::string missing = GENERATE("libucp.so.0", "libucs.so.0", "libucp.so.0 and no libucs.so.0");
+  CAPTURE(missing);
+  // These libraries precede those of the system. A file that is not a library stands for a missing one.
   const auto folder = std::filesystem::temp_directory_path() / ("no_ucx_" + std::to_string(::getpid()));
-  std::filesystem::create_directory(folder);
-  std::ofstream(folder / "libucp.so.0") << "no library";
+  std::filesystem::copy(TORCHRPC_OLD_UCX, folder);
+  for (const char* library : {"libucp.so.0", "libucs.so.0"}) {
+    if (missing.find(library) != std::string::npos) std::ofstream(folder / library) << "not a library";
+  }
   const Environment path("LD_LIBRARY_PATH", folder.c_str());
-  CHECK(ChildProcess("child: a machine without UCX", "").wait() == 0);
+  CHECK(ChildProcess("child: a machine without UCX", missing).wait() == 0);
   std::filesystem::remove_all(folder);
 }
 

@@ -25,7 +25,7 @@ const std::string kPrologue = fromHex("4a6f686e2047616c74");
 const auto kPsk = keyFromHex("54686973206973206d7920417573747269616e20706572737065637469766521");
 const auto kOpenersKey = keyFromHex("893e28b9dc6ca8d611ab664754b8ceb7bac5117349a4439a6b0569da977c464a");
 const auto kListenersKey = keyFromHex("bbdb4cdbd309f1a1f2e1456967fe288cadd6f712d65dc7b7793d5e63da6b375b");
-const std::string kHash = fromHex("f4d03dc34495c95729ea6de9e1b59004b59733102488b3e24bc441e0be208eaf");
+const std::string kHandshakeHash = fromHex("f4d03dc34495c95729ea6de9e1b59004b59733102488b3e24bc441e0be208eaf");
 struct Message {
   const char *payload, *sealed;
 };
@@ -75,7 +75,7 @@ TEST_CASE("the handshake makes and reads the published messages of Noise_NNpsk0_
     CHECK((is_handshake ? TwoSides::read(to, expected) : to.openPayload(expected)) == payload);
     CHECK(from.hash() == to.hash());
   }
-  CHECK(sides.opener.hash() == kHash);
+  CHECK(sides.opener.hash() == kHandshakeHash);
 }
 
 TEST_CASE("both sides export the same keys, one for each label") {

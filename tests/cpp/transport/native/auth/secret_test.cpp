@@ -1,6 +1,9 @@
 // Peers that do not know the secret of a node's group, and their attempts to connect without it: by copies, changes and
 // relays of the handshakes of peers that do.
 
+#include <deque>
+#include <sstream>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 
@@ -105,6 +108,28 @@ TEST_CASE("a secret on one side only is refused with an error that names the rem
   CHECK_THAT(refusalOf(kSecret, "").text(), Catch::Contains("knows of none") && Catch::Contains("TORCHRPC_SECRET"));
 }
 
+TEST_CASE("a listener reports each peer that it refuses, with the name that the peer claims") {
+  auto bob = WithSecret().make({});
+  Mutex mutex;
+  std::vector<std::string> refused;
+  bob->onRefused([&](const std::string& peer, const Error& reason) {
+    MutexLock lock(mutex);
+    refused.push_back(peer + ": " + reason.text());
+  });
+  const auto address = bob->listen([](const auto&) { return nullptr; });
+  ManualPeer stranger(address), replayer(address);
+  stranger.send(stranger.hello("a guess"));
+  CHECK(stranger.isClosed());
+  replayer.send(replayer.hello(kSecret));
+  replayer.receive();
+  replayer.send(replayer.hello(kSecret));
+  CHECK(replayer.isClosed());
+  bob->close();
+  REQUIRE(refused.size() == 2);
+  CHECK_THAT(refused[0], Catch::StartsWith(": ") && Catch::Contains("does not know the secret"));
+  CHECK_THAT(refused[1], Catch::StartsWith("mallory: "));
+}
+
 TEST_CASE("peers that do not know the secret cost no key exchange and learn no name") {
   Pair<WithSecret> pair;
   for (const std::string secret : {"one that is different", ""}) {
@@ -135,13 +160,110 @@ TEST_CASE("copies of a handshake never become a connection") {
     honest.send(confirm);
     CHECK(honest.receive().type == HandshakeType::kReady);
   }
+  const auto exchanges = metric(*pair.b, "key_exchanges");
+  ManualPeer copying(pair.address);
+  copying.send(hello);
+  CHECK_THAT(copying.receive().text, Catch::Contains("a copy of an earlier HELLO"));
+  CHECK(metric(*pair.b, "key_exchanges") == exchanges);
   ManualPeer mallory(pair.address);
-  mallory.send(hello);
+  mallory.send(mallory.hello(kSecret));
   CHECK(mallory.receive().type == HandshakeType::kWelcome);
   mallory.send(confirm);
   CHECK(mallory.receive().type == HandshakeType::kRefusal);
-  CHECK(refused(*pair.b) == 1);
+  CHECK(refused(*pair.b) == 2);
   CHECK(metric(*pair.b, "accepted_peers") == 1);
+}
+
+namespace {
+/// Copies of a HELLO, and how to send them.
+struct Flood {
+  std::string address;
+  std::string hello;
+  size_t open = 0;  ///< connections that the flood keeps open
+
+  std::string text() const {
+    std::string hex;
+    for (const unsigned char byte : hello) hex += "0123456789abcdef"[byte >> 4], hex += "0123456789abcdef"[byte & 15];
+    return address + " " + hex + " " + std::to_string(open);
+  }
+  static Flood parse(const std::string& text) {
+    std::istringstream in(text);
+    Flood flood;
+    std::string hex;
+    in >> flood.address >> hex >> flood.open;
+    for (size_t i = 0; i + 1 < hex.size(); i += 2)
+      flood.hello += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+    return flood;
+  }
+};
+}  // namespace
+
+TEST_CASE("child: a process that floods a listener with copies of a HELLO", "[.child]") {
+  const auto flood = Flood::parse(ChildProcess::argument());
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  std::deque<ManualPeer> peers;
+  for (;;) {
+    // The rate of the flood: at most two hundred a second.
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    peers.emplace_back(flood.address);  // fails the test when nobody listens there any more
+    peers.back().sendBytes(flood.hello);
+    if (peers.size() > flood.open) peers.pop_front();
+  }
+}
+
+TEST_CASE("child: a listener with few descriptors beside a flood of handshakes", "[.child]") {
+  const bool is_copied = ChildProcess::argument() == "copies";
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = 128;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  Pair<WithSecret> pair;
+  Flood flood{.address = pair.address, .hello = "torchrpc", .open = 10'000};
+  if (is_copied) {
+    ManualPeer honest(pair.address);
+    flood.hello = honest.hello(kSecret).bytes();
+    honest.sendBytes(flood.hello);
+    honest.welcomed(honest.receive());
+  }
+  const ChildProcess attacker("child: a process that floods a listener with copies of a HELLO", flood.text());
+  REQUIRE(eventually([&] { return refused(*pair.b) > 200; }));
+  for (size_t i = 0; i < 5; ++i) {
+    const auto begun = std::chrono::steady_clock::now();
+    auto alice = pair.witness();
+    auto connection = pair.connect(alice);
+    pair.send(*connection, headOnly("hi"));
+    CHECK(pair.accepted(i).witness->takeFrame().head == "hi");
+    CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(1));
+  }
+}
+
+TEST_CASE(
+    "a new peer connects within a second beside a flood of copied or unfinished handshakes, with few descriptors") {
+  const auto kind = GENERATE(as<std::string>{}, "copies", "unfinished");
+  CAPTURE(kind);
+  CHECK(ChildProcess("child: a listener with few descriptors beside a flood of handshakes", kind).wait() == 0);
+}
+
+TEST_CASE(
+    "a flood of handshakes that know the secret closes none that has only begun, and the oldest of its own first") {
+  MixedOptions::b = {.secret = kSecret, .unix_sockets = false, .max_pending_handshakes = 2};
+  MixedOptions::a = MixedOptions::b;
+  Pair<MixedOptions> pair;
+  ManualPeer newcomer(pair.address);
+  std::vector<std::unique_ptr<ManualPeer>> greeted;
+  for (int i = 0; i < 33; ++i) {  // one more than kGreetedFactor times the limit
+    greeted.push_back(std::make_unique<ManualPeer>(pair.address));
+    greeted.back()->send(greeted.back()->hello(kSecret));
+    greeted.back()->welcomed(greeted.back()->receive());
+  }
+  CHECK(greeted.front()->isClosed());
+  newcomer.send(newcomer.hello(kSecret));
+  newcomer.welcomed(newcomer.receive());
+  newcomer.send(newcomer.confirm());
+  CHECK(newcomer.receive().type == HandshakeType::kReady);
 }
 
 TEST_CASE("a HELLO of which anything was changed is refused") {
@@ -320,7 +442,7 @@ TEST_CASE("a peer that has sent a frame in time may be silent afterwards") {
   pair.send(*connection, headOnly("hello"));
   auto bob = pair.accepted();
   CHECK(bob.witness->takeFrame().head == "hello");
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // longer than the deadline of the handshake
   pair.send(*bob.connection, headOnly("still here"));
   CHECK(alice->takeFrame().head == "still here");
 }

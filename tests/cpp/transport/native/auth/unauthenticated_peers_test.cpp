@@ -52,7 +52,9 @@ struct WithOptions {
   std::unique_ptr<Transport> make(Limits limits) { return makeNative(options, limits); }
 };
 
-uint64_t refused(const Transport& transport) { return std::stoull(transport.metrics().at("transport.refused_peers")); }
+uint64_t refusedPeers(const Transport& transport) {
+  return std::stoull(transport.metrics().at("transport.refused_peers"));
+}
 
 /// Sends ten messages, each of which must be echoed.
 void checkAlive(Pair<WithOptions>& pair, Connection& connection, Witness& alice) {
@@ -118,7 +120,7 @@ TEST_CASE("unauthenticated peers are refused while another thread has the loop l
       peer.send("GET / HTTP/1.1\r\nHost: torchrpc\r\n\r\n");
       peer.receiveAll();
       ++refused_peers;
-      CHECK(refused(*pair.b) == refused_peers);
+      CHECK(refusedPeers(*pair.b) == refused_peers);
       return true;
     });
   }
@@ -131,7 +133,7 @@ TEST_CASE("the oldest pending handshake is closed when there are too many") {
   std::vector<std::unique_ptr<RawPeer>> peers;
   for (int i = 0; i < 4; ++i) peers.push_back(std::make_unique<RawPeer>(pair.address));
   CHECK(peers.front()->receiveAll().empty());
-  CHECK(refused(*pair.b) == 1);
+  CHECK(refusedPeers(*pair.b) == 1);
 }
 
 TEST_CASE("a peer that does not finish the handshake in time is closed") {
@@ -140,7 +142,7 @@ TEST_CASE("a peer that does not finish the handshake in time is closed") {
   RawPeer slow(pair.address);
   slow.send("torchrpc");
   CHECK(slow.receiveAll().empty());
-  CHECK(refused(*pair.b) == 1);
+  CHECK(refusedPeers(*pair.b) == 1);
 }
 
 TEST_CASE("a peer that does not answer is dialled until the connection is closed on this side") {
@@ -182,7 +184,7 @@ TEST_CASE("a member of another group is refused with the reason") {
   CHECK(reason.code() == ErrorCode::kProtocol);
   CHECK_THAT(reason.text(), Catch::Contains("bob") && Catch::Contains("group"));
   red->close();
-  CHECK(refused(*pair.b) == 1);
+  CHECK(refusedPeers(*pair.b) == 1);
 }
 
 TEST_CASE("an old address at which another worker listens now is refused with the reason") {

@@ -151,6 +151,23 @@ TEST_CASE("a parked leader returns at its deadline, and peers wake the loop thre
   CHECK(eventually([&] { return loop.armed() == WakeTarget::kLoop; }));
 }
 
+TEST_CASE("a second thread with the same waiter returns at once, and the parked one stays parked and is woken") {
+  NEEDS_FUTEX_WAITER;
+  std::atomic<bool> done{false};
+  FutexWaiter waiter;
+  LoopWithPollable loop;
+  const auto park = [&] { loop.loop.park([&] { return done.load(); }, waiter, kNever, /*preemptible=*/false); };
+  std::jthread parked([&] {
+    while (!done) park();
+  });
+  REQUIRE(eventually([&] { return loop.armed() == WakeTarget::kLeader; }));
+  for (int i = 0; i < 100; ++i) park();  // or the test hangs
+  CHECK(eventually([&] { return loop.armed() == WakeTarget::kLeader; }));
+  done = true;
+  waiter.notify();
+  parked.join();  // or the test hangs
+}
+
 TEST_CASE("a thread that waits replaces a preemptible leader, which then finds no room as the leader") {
   NEEDS_FUTEX_WAITER;
   std::atomic<bool> done{false};
@@ -159,7 +176,7 @@ TEST_CASE("a thread that waits replaces a preemptible leader, which then finds n
   LoopWithPollable loop;
   const auto park = [&](FutexWaiter& waiter, bool preemptible) {
     loop.loop.park([&] { return done.load(); }, waiter, kNever, preemptible);
-    std::this_thread::sleep_for(100us);
+    std::this_thread::sleep_for(100us);  // the other thread may lead meanwhile
   };
   std::jthread idle([&] {
     for (; !done; ++idle_returns) park(idle_waiter, /*preemptible=*/true);

@@ -20,8 +20,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-struct SocketPair {
-  SocketPair() {
+struct Sockets {
+  Sockets() {
     std::array<int, 2> descriptors;
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, descriptors.data()) == 0);
     near = Descriptor(descriptors[0]);
@@ -44,7 +44,7 @@ TEST_CASE("a timer calls back once, when it is due") {
   const auto timer = loop.after(10ms, [&] { ++calls; });
   while (calls == 0) loop.runOnce(/*may_block=*/true);
   CHECK(std::chrono::steady_clock::now() - begin > 8ms);  // libuv counts whole milliseconds
-  std::this_thread::sleep_for(15ms);
+  std::this_thread::sleep_for(15ms);                      // a second call would be due
   runDue(loop);
   CHECK(calls == 1);
 }
@@ -54,13 +54,13 @@ TEST_CASE("a timer that is destroyed does not call back") {
   {
     const auto timer = loop.after(0ms, [] { FAIL("called"); });
   }
-  std::this_thread::sleep_for(2ms);
+  std::this_thread::sleep_for(2ms);  // the call would be due
   runDue(loop);
 }
 
 TEST_CASE("a watch is paused until it wants something") {
   UvLoop loop([] {});
-  const SocketPair sockets;
+  const Sockets sockets;
   int readable = 0, writable = 0;
   auto watch = loop.watch(sockets.near.get(), [&](UvLoop::Ready ready) {
     readable += ready.readable;
@@ -88,7 +88,7 @@ TEST_CASE("a watch is paused until it wants something") {
 
 TEST_CASE("a watch may be destroyed in its own callback") {
   UvLoop loop([] {});
-  const SocketPair sockets;
+  const Sockets sockets;
   int calls = 0;
   UvLoop::Watch watch;
   watch = loop.watch(sockets.near.get(), [&](UvLoop::Ready) {
@@ -140,7 +140,7 @@ TEST_CASE("another thread can wake a loop that blocks") {
     woken = std::this_thread::get_id();
   });
   std::jthread other([&] {
-    std::this_thread::sleep_for(5ms);
+    std::this_thread::sleep_for(5ms);  // a guess: the loop blocks by then
     loop.wake();
   });
   while (wakes == 0) loop.runOnce(/*may_block=*/true);

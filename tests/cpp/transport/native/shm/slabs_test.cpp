@@ -445,7 +445,7 @@ TEST_CASE("large segments of frames are on slabs, all others in the stream, in o
   queue.push({headOnly("next"), nullptr, writer.get()});
   std::array<iovec, 64> parts;
   size_t bytes = 0;
-  for (std::vector<FrameQueue::Outgoing> written_frames; !queue.empty();) {
+  for (FrameQueue::Sent written_frames; !queue.empty();) {
     const auto written = writer->write({parts.data(), queue.gather(parts)});
     REQUIRE(written > 0);
     bytes += static_cast<size_t>(written);

@@ -84,7 +84,7 @@ Outcome deliver(std::string_view sealed, size_t piece = 1 << 20, Cipher cipher =
   }
 }
 
-std::string randomBytes(std::mt19937& random, size_t bytes) {
+std::string randomText(std::mt19937& random, size_t bytes) {
   std::string out(bytes, '\0');
   std::generate(out.begin(), out.end(), [&] { return static_cast<char>(random()); });
   return out;
@@ -118,7 +118,7 @@ TEST_CASE("bytes go through a sealed stream in order, with writes and reads of a
   ::setsockopt(sockets.a.get(), SOL_SOCKET, SO_SNDBUF, &small_buffer, sizeof(small_buffer));
   const auto writer = makeSealedStream(std::move(sockets.a), keysOf(cipher, true, records_per_key));
   const auto reader = makeSealedStream(std::move(sockets.b), keysOf(cipher, false, records_per_key));
-  auto sent = randomBytes(random, 3 << 20);
+  auto sent = randomText(random, 3 << 20);
   std::string received(sent.size(), '\0');
   for (size_t written = 0, read = 0; read < sent.size();) {
     // As the contract says, what was not written is repeated, perhaps in other parts.
@@ -261,7 +261,7 @@ TEST_CASE("a record is opened in the place where it was sealed") {
   const SecretKey key(std::string(kKeyBytes, 'k'));
   RecordCipher sealer(cipher, key), opener(cipher, key);
   for (const size_t bytes : {1, 15, 16, 17, 127, 128, 129, 1'000, 64 << 10}) {
-    const auto plain = randomBytes(random, bytes);
+    const auto plain = randomText(random, bytes);
     auto place = plain + std::string(kTagBytes, '\0');
     const auto header = RecordHeader::data(bytes);
     REQUIRE(sealer.seal(header, {place.data(), bytes}, place.data()));

@@ -1,0 +1,1 @@
+"""How calls are made and awaited, and what is made of them: batches, supervised and named objects."""

@@ -1,0 +1,1 @@
+"""How a group forms, gathers objects, learns of losses, and ends."""

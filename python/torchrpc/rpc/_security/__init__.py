@@ -1,0 +1,1 @@
+"""What callers may do: the list of allowed functions, limits and quotas, TLS."""

@@ -1,0 +1,1 @@
+"""The forms in which values, functions and exceptions travel."""

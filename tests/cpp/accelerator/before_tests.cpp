@@ -1,0 +1,4 @@
+#include "accelerator/load.h"
+
+void beforeTests();  // see catch_main.cpp
+void beforeTests() { simulated::load(); }
