@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 # What tools/setup.sh makes the environment for.
-SETUPS := $(addprefix setup-,demo test clang check bench abi headers lint docs wheels)
+SETUPS := $(addprefix setup-,demo test clang tidy check bench abi headers lint docs wheels)
 # The build that tools/setup.sh starts. Indirect, because make -n runs a recipe that names MAKE itself.
 MAKE_PACKAGE = $(MAKE) package
 # Python keeps what it has compiled: hundreds of processes of the tests import the same modules.
@@ -117,7 +117,7 @@ build-fuzz:
 	cmake --build --preset fuzz
 
 # clang-tidy over csrc; ARGS=transport for those whose names match.
-tidy: setup-clang
+tidy: setup-tidy
 	tools/tidy.sh $(ARGS)
 
 # The decoders of what unauthenticated peers may send, under libFuzzer: RUNS=... executions of each, or SECONDS_EACH=...
@@ -168,7 +168,7 @@ $(INSTALLED): setup.py pyproject.toml CMakeLists.txt
 	  flock .venv/pip.lock $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
-setup-demo setup-test setup-clang setup-check setup-bench setup-abi setup-headers setup-lint setup-docs setup-wheels:
+setup-demo setup-test setup-clang setup-tidy setup-check setup-bench setup-abi setup-headers setup-lint setup-docs setup-wheels:
 	tools/setup.sh $(@:setup-%=%)
 
 # All that was built; not .venv.

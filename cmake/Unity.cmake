@@ -1,6 +1,6 @@
-# compile_in_groups(TARGET): compiles a target's sources in unity files, each with sources of one layer (csrc/LAYER or
-# tests/cpp/LAYER), because headers, and templates that most sources use, take most of the time of a source. The groups of
-# a layer have about the same size.
+# compile_in_groups(TARGET [KILOBYTES]): compiles a target's sources in unity files, each with sources of one layer
+# (csrc/LAYER or tests/cpp/LAYER), because headers, and templates that most sources use, take most of the time of a
+# source. The groups of a layer have about the same size: TORCHRPC_GROUP_KILOBYTES, or the given one.
 set(TORCHRPC_GROUP_KILOBYTES 75
     CACHE STRING "How much source text to compile together, about; 0: each source alone, as clangd and debuggers like it")
 
@@ -8,6 +8,8 @@ function(compile_in_groups target)
   if(TORCHRPC_GROUP_KILOBYTES LESS_EQUAL 0)
     return()
   endif()
+  set(kilobytes ${TORCHRPC_GROUP_KILOBYTES} ${ARGN})
+  list(GET kilobytes -1 kilobytes)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE layer)
@@ -22,7 +24,7 @@ function(compile_in_groups target)
     list(APPEND in_${layer} ${source})
   endforeach()
   foreach(layer IN LISTS layers)
-    math(EXPR groups "(${bytes_of_${layer}} + 500 * ${TORCHRPC_GROUP_KILOBYTES}) / (1000 * ${TORCHRPC_GROUP_KILOBYTES})")
+    math(EXPR groups "(${bytes_of_${layer}} + 500 * ${kilobytes}) / (1000 * ${kilobytes})")
     if(groups EQUAL 0)
       set(groups 1)
     endif()

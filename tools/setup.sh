@@ -19,7 +19,8 @@ case $purpose in
   demo) system=(compiler) packages=(demo) ;;
   test) system=(compiler tests) packages=("${tested[@]}") ;;
   clang) system=(compiler tests clang) packages=("${tested[@]}") ;;
-  check) system=(compiler tests clang) optional=(doxygen abidiff ccache) packages=("${tested[@]}" lint docs) ;;
+  tidy) system=(compiler) packages=(tidy) ;;
+  check) system=(compiler tests clang) optional=(doxygen abidiff ccache) packages=("${tested[@]}" lint tidy docs) ;;
   bench) system=(compiler benchmark) packages=() ;;
   abi) system=(compiler abidiff) packages=() ;;
   lint) system=() packages=(typing lint) ;;
@@ -61,7 +62,6 @@ find_missing() {
         ;;
       clang) # one version, that of CMakePresets.json, so that all machines warn alike
         need clang-19 has clang++-19
-        need clang-tidy-19 has clang-tidy-19
         need libclang-rt-19-dev has_clang_runtime
         need llvm-19 has llvm-symbolizer-19 # suppressions name functions
         ;;

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -38,9 +39,9 @@ py::object steal(PyObject* object) {
   return py::reinterpret_steal<py::object>(object);
 }
 
-/// A value that cannot be sent as objects; `why` is a clause without a subject.
-struct Unsendable {
-  std::string why;
+/// A value that cannot be sent as objects; the text is a clause without a subject.
+struct Unsendable : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 std::string_view view(py::handle text) {
@@ -275,7 +276,7 @@ class Encoder {
 
   [[noreturn]] void fail(PyObject* object, const char* why) {
     objects_->failed = object;
-    throw Unsendable{why};
+    throw Unsendable(why);
   }
 
   bool encodeRarer(PyObject* object, uint32_t depth) {
@@ -778,7 +779,7 @@ void encodeObjects(
     Encoder<true>(out, tensors, rrefs, &objects).encode(object.ptr(), 0);
     return;
   } catch (const Unsendable& unsendable) {
-    why = py::str(unsendable.why);
+    why = py::str(unsendable.what());
   } catch (const py::error_already_set& raised) {
     if (!raised.matches(PyExc_Exception)) throw;
     why = raised.value();

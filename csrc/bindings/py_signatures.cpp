@@ -208,7 +208,7 @@ py::object readable(PyObject* object, decltype(&callShortened) call = &callShort
   return py::reinterpret_steal<py::object>(PyInstanceMethod_New(made.ptr()));
 }
 
-bool isPublic(const std::string& name) { return !name.starts_with("_") || name == "__init__"; }
+bool isPublic(const std::string& name) { return !name.starts_with('_') || name == "__init__"; }
 
 void makeMembersReadable(const py::object& type) {
   for (const auto& [key, value] : py::dict(type.attr("__dict__"))) {

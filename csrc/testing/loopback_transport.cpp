@@ -21,7 +21,7 @@ namespace torchrpc {
 
 namespace {
 
-constexpr std::string_view kScheme = "loopback:";
+constexpr std::string_view kLoopbackScheme = "loopback:";
 
 class LoopbackConnection;
 
@@ -174,8 +174,8 @@ namespace {
 uint64_t parseAddress(const std::string& address) {
   uint64_t number = 0;
   std::string_view text = address;
-  if (text.starts_with(kScheme)) {
-    text.remove_prefix(kScheme.size());
+  if (text.starts_with(kLoopbackScheme)) {
+    text.remove_prefix(kLoopbackScheme.size());
     auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error == std::errc() && end == text.data() + text.size()) return number;
   }
@@ -192,7 +192,7 @@ class LoopbackTransport : public Transport {
   std::string listen(Acceptor acceptor) override {
     endpoint_->acceptor = std::move(acceptor);
     number_ = network_->add(endpoint_);
-    return std::string(kScheme) + std::to_string(number_);
+    return std::string(kLoopbackScheme) + std::to_string(number_);
   }
 
   std::shared_ptr<Connection> connect(
@@ -230,7 +230,9 @@ class LoopbackTransport : public Transport {
   }
 
   bool inLoop() const override { return endpoint_->loop.inLoop(); }
-  std::string describe() const override { return std::string(kScheme) + (number_ ? std::to_string(number_) : "-"); }
+  std::string describe() const override {
+    return std::string(kLoopbackScheme) + (number_ ? std::to_string(number_) : "-");
+  }
 
  private:
   // Constant after construction (number_: after listen()).

@@ -14,7 +14,7 @@ namespace torchrpc {
 
 namespace {
 
-constexpr std::string_view kScheme = "simulated:";
+constexpr std::string_view kSimulatedScheme = "simulated:";
 
 /// Smaller frames are sent at once, unless other frames wait before them.
 constexpr size_t kQueuedFrameBytes = 32 << 10;
@@ -223,14 +223,15 @@ class SimulatedTransport final : public Transport {
 
   std::string listen(Acceptor acceptor) override {
     endpoint_->acceptor = std::move(acceptor);
-    endpoint_->address = std::string(kScheme) + std::to_string(network_->next_address++);
+    endpoint_->address = std::string(kSimulatedScheme) + std::to_string(network_->next_address++);
     network_->listeners[endpoint_->address] = endpoint_;
     return endpoint_->address;
   }
 
   std::shared_ptr<Connection> connect(
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override {
-    if (!address.starts_with(kScheme)) throw Error(ErrorCode::kInvalidArgument, "not a simulated address: " + address);
+    if (!address.starts_with(kSimulatedScheme))
+      throw Error(ErrorCode::kInvalidArgument, "not a simulated address: " + address);
     if (endpoint_->is_closed) throw Error(ErrorCode::kShutdown, "cannot connect: the transport is closed");
     auto near = std::make_shared<SimulatedConnection>(network_, endpoint_, peer_name, std::move(handler));
     endpoint_->connections.push_back(near);

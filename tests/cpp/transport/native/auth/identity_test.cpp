@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "outcomes.h"
 
 using namespace torchrpc;
 using namespace torchrpc::native;
@@ -28,14 +29,7 @@ std::string identityText(const std::string& group_key, const std::string& name) 
   return makeIdentity(group_key, {.name = name, .roles = {PeerIdentity::kMemberRole, "trainer"}}, kDay);
 }
 
-std::string errorOf(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.text();
-  }
-  return "no error";
-}
+std::string refusalText(const std::function<void()>& run) { return test::errorOf(run).text(); }
 
 struct Group {
   const std::string key = makeGroupKey();
@@ -43,7 +37,7 @@ struct Group {
   const Identity bob{identityText(key, "bob"), "bob.identity"};
 
   std::string checkedByBob(std::string_view proof, const std::string& name = "alice") const {
-    return errorOf([&] { bob.check(proof, Side::kOpener, kHash, name); });
+    return refusalText([&] { bob.check(proof, Side::kOpener, kHash, name); });
   }
 };
 
@@ -63,10 +57,10 @@ TEST_CASE("A proof is valid for one handshake, one side and one name", "[identit
   const Group group;
   const auto proof = group.alice.prove(Side::kOpener, kHash);
   CHECK_THAT(
-      errorOf([&] { group.bob.check(proof, Side::kOpener, std::string(32, 'x'), "alice"); }),
+      refusalText([&] { group.bob.check(proof, Side::kOpener, std::string(32, 'x'), "alice"); }),
       Contains("does not have the private key"));
   CHECK_THAT(
-      errorOf([&] { group.bob.check(proof, Side::kListener, kHash, "alice"); }),
+      refusalText([&] { group.bob.check(proof, Side::kListener, kHash, "alice"); }),
       Contains("does not have the private key"));
   CHECK_THAT(group.checkedByBob(proof, "bob"), Contains("its certificate is that of worker alice"));
 }
@@ -99,20 +93,22 @@ TEST_CASE("A certificate is not valid after its time", "[identity]") {
         return std::exchange(now, in(kDay * 2));  // its own certificate is read today
       });
   CHECK_THAT(
-      errorOf([&] { later.check(group.alice.prove(Side::kOpener, kHash), Side::kOpener, kHash, "alice"); }),
+      refusalText([&] { later.check(group.alice.prove(Side::kOpener, kHash), Side::kOpener, kHash, "alice"); }),
       Contains("its certificate has expired on"));
   CHECK_THAT(
-      errorOf([&] { Identity(identityText(group.key, "carol"), "carol.identity", [] { return in(kDay * 2); }); }),
+      refusalText([&] { Identity(identityText(group.key, "carol"), "carol.identity", [] { return in(kDay * 2); }); }),
       Contains("the certificate in carol.identity has expired on"));
   CHECK_THAT(
-      errorOf([&] { Identity(identityText(group.key, "carol"), "carol.identity", [] { return in(-kDay); }); }),
+      refusalText([&] { Identity(identityText(group.key, "carol"), "carol.identity", [] { return in(-kDay); }); }),
       Contains("is valid only from"));
 }
 
 TEST_CASE("A damaged identity file says which part is wrong", "[identity]") {
   const Group group;
   const auto text = identityText(group.key, "carol");
-  const auto read = [](const std::string& changed) { return errorOf([&] { Identity(changed, "carol.identity"); }); };
+  const auto read = [](const std::string& changed) {
+    return refusalText([&] { Identity(changed, "carol.identity"); });
+  };
   CHECK_THAT(read(""), Contains("carol.identity has no 'secret'"));
   CHECK_THAT(read("nonsense"), Contains("not of the form 'name: base64'"));
   CHECK_THAT(read("secret: ???"), Contains("'secret' in carol.identity is no base64 text"));
@@ -129,7 +125,7 @@ TEST_CASE("A damaged identity file says which part is wrong", "[identity]") {
 TEST_CASE("An identity is made only for a valid name, role and time", "[identity]") {
   const auto key = makeGroupKey();
   const auto make = [&key](const PeerIdentity& holder, std::chrono::seconds validity) {
-    return errorOf([&] { makeIdentity(key, holder, validity); });
+    return refusalText([&] { makeIdentity(key, holder, validity); });
   };
   CHECK(make({.name = "worker:0.a-b_c", .roles = {}}, kDay) == "no error");
   CHECK_THAT(make({.name = "", .roles = {}}, kDay), Contains("cannot have the name ''"));
@@ -137,6 +133,6 @@ TEST_CASE("An identity is made only for a valid name, role and time", "[identity
   CHECK_THAT(make({.name = "a", .roles = {"b c"}}, kDay), Contains("cannot have the role 'b c'"));
   CHECK_THAT(make({.name = "a", .roles = {}}, std::chrono::seconds(0)), Contains("valid for some time"));
   CHECK_THAT(
-      errorOf([&] { makeIdentity(identityText(key, "a"), {.name = "b", .roles = {}}, kDay); }),
+      refusalText([&] { makeIdentity(identityText(key, "a"), {.name = "b", .roles = {}}, kDay); }),
       Contains("the group key has no 'signing key'"));
 }

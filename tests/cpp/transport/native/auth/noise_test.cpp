@@ -26,11 +26,11 @@ const auto kPsk = keyFromHex("54686973206973206d7920417573747269616e207065727370
 const auto kOpenersKey = keyFromHex("893e28b9dc6ca8d611ab664754b8ceb7bac5117349a4439a6b0569da977c464a");
 const auto kListenersKey = keyFromHex("bbdb4cdbd309f1a1f2e1456967fe288cadd6f712d65dc7b7793d5e63da6b375b");
 const std::string kHandshakeHash = fromHex("f4d03dc34495c95729ea6de9e1b59004b59733102488b3e24bc441e0be208eaf");
-struct Message {
+struct SealedMessage {
   const char *payload, *sealed;
 };
 /// From the opener and the listener in turn; the first two are the handshake.
-constexpr Message kMessages[] = {
+constexpr SealedMessage kMessages[] = {
     {"4c756477696720766f6e204d69736573",
      "ca35def5ae56cec33dc2036731ab14896bc4c75dbb07a61f879f8e3afa4c7944"
      "79b962b8aff8485742ac32f905ba45369e2465fb59e138a93d67a0d1266b6a54"},
