@@ -207,6 +207,9 @@ bool Agent::anyAnswersPing(const std::vector<WorkerRecord>& workers) {
 }
 
 void Agent::finish(const CallTable::Call& call, Result<Message> result) {
+  if (refusesProgram() && beginsWork(call.kind)) {
+    program_threads_.onCallEnded(call.thread, call.since, unansweredCount());
+  }
   if (call.note.number != 0) observer_->onReply(call.note, result);
   call.handler(std::move(result));
 }
@@ -656,6 +659,8 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
   const bool is_counted = isCounted(info->kind);
   if (is_counted) link->addUnanswered();
+  const auto arrived = is_counted && refusesProgram() ? timer_->now() : kNever;
+  if (arrived != kNever) program_threads_.onArrived(arrived);
   Origin origin{
       link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
   Status over_quota;
@@ -673,12 +678,13 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     origin.audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info->kind, bytesOf(frame));
   }
   const Responder responder([this, link, id = info->call, is_counted, token = ActivityToken(activity_),
-                             audit = origin.audit,
+                             audit = origin.audit, arrived,
                              quota_token = std::move(quota_token)](Result<Message> result) mutable {
     quota_token.reset();  // before the caller can have the answer and make another call
     if (audit) recordServed(*audit, result);
     reply(link, id, std::move(result), token);
     if (is_counted) link->removeUnanswered();
+    if (arrived != kNever) program_threads_.onAnswered(arrived);
     cancelled_.onAnswered({link->id(), id});
     ending_.notify();
   });
@@ -942,12 +948,16 @@ bool Agent::refusesOwn(Kind kind) const {
   const auto ending_thread = ending_thread_.load();
   if (!beginsWork(kind) || (!has_begun && (ending_thread == 0 || ending_thread == os::threadId()))) return false;
   // A function that this node serves may need calls of its own to answer, which may come from threads that it has
-  // started. Nobody knows which these are, so until all workers end, any thread may call while a function is served.
-  return !isOnOwnThread() && (has_begun || !hasUnanswered());
+  // started. So until all workers end, threads may call while a function is served. Those that call for the program are
+  // refused when a call of theirs has shown it. Otherwise the threads of two workers could keep each other's workers
+  // serving, and so themselves allowed, without an end.
+  return !isOnOwnThread() && (has_begun || unansweredCount() == 0 || program_threads_.contains(os::threadId()));
 }
 
-bool Agent::hasUnanswered() const {
-  return std::ranges::any_of(connections_.allLinks(), [](const auto& link) { return link->hasUnanswered(); });
+size_t Agent::unansweredCount() const {
+  size_t count = 0;
+  for (const auto& link : connections_.allLinks()) count += link->unansweredCount();
+  return count;
 }
 
 Error Agent::refusal() const {

@@ -24,6 +24,7 @@
 #include "agent/liveness.h"
 #include "agent/membership.h"
 #include "agent/messenger.h"
+#include "agent/program_threads.h"
 #include "agent/quotas.h"
 #include "agent/reliable_requests.h"
 #include "agent/repeated_calls.h"
@@ -280,8 +281,10 @@ class Agent final : public Messenger {
   Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Whether a request of this node is refused because the node ends.
   bool refusesOwn(Kind kind) const;
-  /// Whether this node serves calls of other workers that it has not answered.
-  bool hasUnanswered() const;
+  /// Whether refuseOwnCalls() has been called.
+  bool refusesProgram() const { return ending_thread_.load(std::memory_order_relaxed) != 0; }
+  /// The calls of other workers that this node has not answered.
+  size_t unansweredCount() const;
   /// The error of such a request.
   Error refusal() const;
   /// The answer to requests that arrive while this node ends.
@@ -391,6 +394,7 @@ class Agent final : public Messenger {
   // Thread-safe:
   const std::shared_ptr<CallGate> gate_ = std::make_shared<CallGate>();
   UnansweredCalls unanswered_;
+  ProgramThreads program_threads_;
   CancelledCalls cancelled_;
   Activity activity_;
   CallTable calls_;

@@ -89,8 +89,12 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Count a request of the peer that has arrived, and one that has been answered.
   void addUnanswered() { unanswered_.fetch_add(1); }
   void removeUnanswered() { unanswered_.fetch_sub(1); }
-  /// Whether the peer waits for answers.
-  bool hasUnanswered() { return unanswered_.load() > 0 && !isClosed(); }
+  /// Whether the peer waits for answers, and for how many.
+  bool hasUnanswered() { return unansweredCount() > 0; }
+  size_t unansweredCount() {
+    const auto count = unanswered_.load();
+    return count > 0 && !isClosed() ? static_cast<size_t>(count) : 0;
+  }
   /// Makes the end of this node wait until the peer has read everything, which the peer shows by closing the
   /// connection.
   void requireReader() { requires_reader_ = true; }
