@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from calls import KNOWN, ROWS, Group, rows_of
+from calls import KNOWN, ROWS, Group, is_cpp, rows_of
 from counters import INSTRUCTIONS, Callgrind, Counts, Library, Modules, switches
 
 SIDES = ("caller", "callee")
@@ -34,6 +34,8 @@ KEPT = Path(__file__).with_name("costs.json")
 COMPARED = ("allocations", "mutexes")
 # A row may grow by so much: 2 %, or less than one event in each call.
 SHARE, EVENTS = 0.02, 0.75
+# A thread that waits locks mutexes to do so. On a busy machine threads wait more often, for each other and for a core.
+MUTEXES_OF_A_WAIT = 4
 ADVICE = """\
 See where they come from:
     python benchmarks/costs --where {name} --side {side} --transports {transport} --rows '^{row}$' --depth 8
@@ -62,20 +64,28 @@ def counted(group: Group, library: Library, row: str, calls: int) -> list[Counts
     return sides
 
 
+def by_language(rows: list[str]) -> Iterator[tuple[bool, list[str]]]:
+    """Yield whether the calls of the rows are C++'s, and the rows: those of Python's first."""
+    for in_cpp in (False, True):
+        if chosen := [row for row in rows if is_cpp(row) == in_cpp]:
+            yield in_cpp, chosen
+
+
 def measure(system: str, transport: str, rows: list[str], calls: int, rounds: int) -> dict[str, dict[str, Counts]]:
     """Return the medians over rounds by row and side, and the largest count of those that are compared."""
     taken: dict[tuple[str, str], list[Counts]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         library = Library(Path(folder))
-        with Group(system, transport, lambda _: [], library.variables) as group:
-            for pid in group.pids:
-                library.start(pid)
-            for row in rows:
-                group.make(row, 50)
-            for _ in range(rounds):
-                for row in rows:
-                    for side, counts in zip(SIDES, counted(group, library, row, calls), strict=True):
-                        taken[row, side].append(counts)
+        for in_cpp, chosen in by_language(rows):
+            with Group(system, transport, in_cpp, lambda _: [], library.variables) as group:
+                for pid in group.pids:
+                    library.start(pid)
+                for row in chosen:
+                    group.make(row, 50)
+                for _ in range(rounds):
+                    for row in chosen:
+                        for side, counts in zip(SIDES, counted(group, library, row, calls), strict=True):
+                            taken[row, side].append(counts)
     costs: dict[str, dict[str, Counts]] = {row: {} for row in rows}
     for (row, side), all_rounds in taken.items():
         names = sorted({name for counts in all_rounds for name in counts})
@@ -90,8 +100,9 @@ def measure(system: str, transport: str, rows: list[str], calls: int, rounds: in
 def count_instructions(
     system: str, transport: str, rows: list[str], calls: int, counter, inside: str | None
 ) -> dict[str, dict[str, Counts]]:
+    """Return the instructions by row and side. The rows are of one language."""
     costs = {}
-    with Group(system, transport, counter.command, {}) as group:
+    with Group(system, transport, is_cpp(rows[0]), counter.command, {}) as group:
         counter.attach(group.pids)
         for number, row in enumerate(rows, 1):
             group.make(row, 50)
@@ -116,7 +127,8 @@ def grown(kept: Costs, new: Costs) -> Iterator[tuple[str, str, str]]:
                 before = kept.get(transport, {}).get(row, {}).get(side)
                 for name in COMPARED if before else ():
                     most, now = before[f"largest_{name}"], counts[f"smallest_{name}"]
-                    if now > most + max(SHARE * most, EVENTS):
+                    waits = max(0, counts["switches"] - before["switches"]) if name == "mutexes" else 0
+                    if now > most + max(SHARE * most, EVENTS) + MUTEXES_OF_A_WAIT * waits:
                         where = f"{TRANSPORTS[transport]}, {ROWS[row]}: {name} of the {side}"
                         advice = ADVICE.format(name=name, side=side, transport=transport, row=re.escape(row))
                         yield transport, row, f"{where} grew from {most:g} to {now:g} a call. {advice}"
@@ -153,19 +165,21 @@ def shown(value: float | None) -> str:
 def show_places(transport: str, rows: list[str], calls: int, kind: str, depth: int, side: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = Library(Path(folder), depth)
-        with Group("torchrpc", transport, lambda _: [], library.variables) as group:
-            pid = group.pids[SIDES.index(side)]
-            library.start(pid)
-            for row in rows:
-                group.make(row, calls)
-                before = library.read(pid)
-                made = group.make(row, calls)
-                more = {p: n - before.get(p, 0) for p, n in library.read(pid).items() if p.kind == kind}
-                often = sorted((p for p in more if more[p] / made > 0.02), key=lambda p: -more[p])
-                names = Modules(pid).functions({frame for place in often for frame in place.frames})
-                print(f"{ROWS[row]}: {kind} of the {side}, {TRANSPORTS[transport]}\n")
-                for place in often:
-                    print(f"{more[place] / made:8.2f} ", "\n          < ".join(names[frame] for frame in place.frames))
+        for in_cpp, chosen in by_language(rows):
+            with Group("torchrpc", transport, in_cpp, lambda _: [], library.variables) as group:
+                pid = group.pids[SIDES.index(side)]
+                library.start(pid)
+                for row in chosen:
+                    group.make(row, calls)
+                    before = library.read(pid)
+                    made = group.make(row, calls)
+                    more = {p: n - before.get(p, 0) for p, n in library.read(pid).items() if p.kind == kind}
+                    often = sorted((p for p in more if more[p] / made > 0.02), key=lambda p: -more[p])
+                    names = Modules(pid).functions({frame for place in often for frame in place.frames})
+                    print(f"{ROWS[row]}: {kind} of the {side}, {TRANSPORTS[transport]}\n")
+                    for place in often:
+                        frames = "\n          < ".join(names[frame] for frame in place.frames)
+                        print(f"{more[place] / made:8.2f} ", frames)
 
 
 def main() -> None:
@@ -205,13 +219,16 @@ def main() -> None:
         costs: Costs = {t: measure(system, t, rows, arguments.calls, arguments.rounds) for t in transports}
         if arguments.instructions:
             for transport in transports:
-                with tempfile.TemporaryDirectory() as temporary:
-                    directory = (arguments.keep or Path(temporary)) / system / transport
-                    directory.mkdir(parents=True)
-                    counter = counters[arguments.instructions](directory)
-                    counts = count_instructions(
-                        system, transport, rows, min(arguments.calls, 300), counter, arguments.inside
-                    )
+                counts = {}
+                for in_cpp, chosen in by_language(rows):
+                    with tempfile.TemporaryDirectory() as temporary:
+                        language = "cpp" if in_cpp else "python"
+                        directory = (arguments.keep or Path(temporary)) / system / transport / language
+                        directory.mkdir(parents=True)
+                        counter = counters[arguments.instructions](directory)
+                        counts |= count_instructions(
+                            system, transport, chosen, min(arguments.calls, 300), counter, arguments.inside
+                        )
                 for row, sides in counts.items():
                     for side, more in sides.items():
                         costs[transport][row][side].update(more)

@@ -23,8 +23,17 @@ ROWS = {
     "method": "rref.rpc_sync() of a method",
     "autograd fast": "autograd: one torch.add forward and backward, mode fast",
     "autograd smart": "the same, mode smart",
+    "cpp function": "C++: call of a function, an int in and out",
+    "cpp tensors": "C++: call of a function, two tensors of 4 floats",
+    "cpp remote": "C++: remote of a function, then toHere",
+    "cpp method": "C++: call of a method of an RRef",
 }
 BURST = 2000
+CPP_WORKER = Path(__file__).parents[2] / "build/release/tests/cpp/torchrpc_costs"  # `make test` builds it
+
+
+def is_cpp(row: str) -> bool:
+    return row.startswith("cpp ")
 
 
 def nothing() -> None:
@@ -105,9 +114,14 @@ def serve(rank: int, port: int, options: dict) -> None:
 
 
 class Group:
-    """Two workers of a system, each started with a command before it and variables beside its environment."""
+    """Two workers of a system, each started with a command before it and variables beside its environment.
 
-    def __init__(self, system: str, transport: str, before: Callable[[int], list[str]], variables: dict[str, str]):
+    `in_cpp`: they make the rows of C++ calls, or else those of Python's.
+    """
+
+    def __init__(
+        self, system: str, transport: str, in_cpp: bool, before: Callable[[int], list[str]], variables: dict[str, str]
+    ):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TORCHRPC_SPIN_US": "0"}
         environment |= {**KNOWN[system].environment, **variables}
@@ -115,9 +129,13 @@ class Group:
         options = KNOWN[system].options("tcp" if transport == "tcp" else "default")
         self.processes = []
         for rank in range(2):
-            command = [*before(rank), sys.executable, __file__, json.dumps([rank, port, options])]
+            command = [sys.executable, __file__, json.dumps([rank, port, options])]
+            if in_cpp:
+                command = [str(CPP_WORKER), str(rank), str(port), options.get("transport", "")]
             self.processes.append(
-                subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                subprocess.Popen(
+                    [*before(rank), *command], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
             )
         self.torch = self._expect("ready torchrpc" if KNOWN[system].is_torchrpc else "ready torch.").split()[-1]
 
@@ -152,8 +170,12 @@ class Group:
 
 
 def rows_of(system: str) -> Iterator[str]:
+    """Yield the rows of a system. Those of C++ need their program, and a system without options of Python."""
     for row in ROWS:
-        if KNOWN[system].is_torchrpc or row != "autograd smart":
+        if is_cpp(row):
+            if KNOWN[system].is_torchrpc and not KNOWN[system].has_certificate and CPP_WORKER.exists():
+                yield row
+        elif KNOWN[system].is_torchrpc or row != "autograd smart":
             yield row
 
 

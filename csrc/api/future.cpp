@@ -114,8 +114,9 @@ bool FutureState::settleWith(Outcome outcome) {
   Sources sources;
   {
     MutexLock lock(mutex_);
-    if (outcome_.index() != 0) return false;
+    if (ready()) return false;
     outcome_ = std::move(outcome);
+    is_settled_.store(true, std::memory_order_release);
     actions.swap(actions_);
     sources.swap(sources_);
   }
@@ -135,11 +136,6 @@ std::string FutureState::callee() const {
   return node ? node->agent().worker(wait_.to).name : "";
 }
 
-bool FutureState::ready() const {
-  MutexLock lock(mutex_);
-  return outcome_.index() != 0;
-}
-
 std::exception_ptr FutureState::error() const {
   MutexLock lock(mutex_);
   const auto* error = std::get_if<std::exception_ptr>(&outcome_);
@@ -150,7 +146,7 @@ bool FutureState::waitUntilReady(Duration timeout) {
   if (ready()) return true;
   const ThreadPool::BlockingScope blocking;
   const auto deadline = deadlineAfter(timeout);
-  const auto settled = [this]() TORCHRPC_REQUIRES(mutex_) { return outcome_.index() != 0; };
+  const auto settled = [this] { return ready(); };
   std::optional<WaitScope> waiting;
   if (const auto node = node_.lock()) {
     if (node->agent().isOnLoop()) {
@@ -160,8 +156,9 @@ bool FutureState::waitUntilReady(Duration timeout) {
     }
     node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
     if (!ready()) waiting.emplace(wait_);
-    node->agent().park([&] { return ready(); }, futex_waiter_, deadline);
+    node->agent().park(settled, futex_waiter_, deadline);
   }
+  if (ready()) return true;
   MutexLock lock(mutex_);
   if (deadline != kNever) return settled_.wait_until(lock, deadline, settled);
   settled_.wait(lock, settled);
@@ -195,7 +192,7 @@ void FutureState::whenReady(const Executor& executor, std::function<void()> func
   Action action{std::move(function), executor, currentCall()};
   {
     MutexLock lock(mutex_);
-    if (outcome_.index() == 0) {
+    if (!ready()) {
       actions_.push_back(std::move(action));
       return;
     }
@@ -260,7 +257,7 @@ bool FutureState::cancel() {
   Sources sources;
   {
     MutexLock lock(mutex_);
-    if (outcome_.index() != 0) return false;
+    if (ready()) return false;
     is_cancelled_ = true;
     sources = sources_;
   }
@@ -277,7 +274,7 @@ void FutureState::setSources(Sources sources) {
   {
     MutexLock lock(mutex_);
     if (!is_cancelled_) {
-      if (outcome_.index() == 0) sources_ = std::move(sources);
+      if (!ready()) sources_ = std::move(sources);
       return;
     }
     if (on_cancel_ == OnCancel::kForward) is_cancelled_ = false, sources_.swap(sources);
@@ -302,7 +299,7 @@ bool FutureState::cancelWait(bool unless_seen) {
     Sources sources;
     {
       MutexLock lock(mutex_);
-      if (outcome_.index() != 0) return false;
+      if (ready()) return false;
       if (unless_seen && has_seen_cancellation_) return true;
       if (sources_.empty()) return is_cancelled_ = true;
       sources = std::exchange(sources_, {});

@@ -4,6 +4,7 @@
 // Threads: any. A future is settled once, mostly on the loop. The first thread that needs the value decodes the reply,
 // so a blocked caller decodes it itself. Continuations run on the node's pool, unless they have an executor.
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -42,7 +43,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   /// Throws Error(kShutdown) in a forked child for a state of the parent's node. Takes no lock: another thread of the
   /// parent may have held it.
   void requireItsProcess() const;
-  bool ready() const;
+  bool ready() const { return is_settled_.load(std::memory_order_acquire); }
   /// Returns the error with which it is settled; null if there is none, or the reply is not decoded yet.
   std::exception_ptr error() const;
   /// Blocks for at most `timeout`. Returns the value. Throws the error, or Error(kTimeout).
@@ -94,6 +95,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   const MakerProcess maker_;
   ThreadWait wait_{.kind = ThreadWait::Kind::kFuture};
 
+  std::atomic<bool> is_settled_{false};  ///< whether outcome_ has an outcome; set with mutex_
   mutable Mutex mutex_;
   CondVar settled_;
   FutexWaiter futex_waiter_;
