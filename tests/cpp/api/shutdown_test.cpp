@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
@@ -30,6 +31,22 @@ int echoAtEnd(int x) { return x; }
 TORCHRPC_FUNCTION(echoAtEnd);
 int echoBack(const Call& call, int x) { return call.node.call(call.caller, &echoAtEnd, x); }
 TORCHRPC_FUNCTION(echoBack);
+
+/// Calls back on a thread that all calls of this function use.
+int echoByHelper(const Call& call, int x) {
+  static const Executor helper = Executor::threads(1);
+  std::promise<int> result;
+  helper.post()([&] {
+    try {
+      for (int i = 0; i < 3; ++i) call.node.call(call.caller, &echoAtEnd, x);
+      result.set_value(call.node.call(call.caller, &echoAtEnd, x));
+    } catch (...) {
+      result.set_exception(std::current_exception());
+    }
+  });
+  return result.get_future().get();
+}
+TORCHRPC_FUNCTION(echoByHelper);
 
 double secondsOf(const std::function<void()>& body) {
   const auto begun = std::chrono::steady_clock::now();
@@ -148,6 +165,21 @@ TEST_CASE("from shutdown() on new calls of this worker fail, and calls of others
   const auto creation = errorOf([&] { node.remote<int>(1, "echoAtEnd", 1).toHere(); });
   CHECK_THAT(creation.text(), Catch::Contains("worker0 is shutting down and makes no new calls"));
   CHECK(group[1].call(0, &echoBack, 3) == 3);  // a served function may call
+  group[1].shutdown(20s);
+  ending.join();
+}
+
+TEST_CASE("while a worker shuts down, a thread for which the functions that it serves wait may call") {
+  Group group(2);
+  std::thread ending([&] { group[0].shutdown(20s); });
+  REQUIRE(test::eventually(
+      [&] { return test::errorOf([&] { group[0].call(1, &echoAtEnd, 1); }).code() == ErrorCode::kShutdown; }));
+  for (int i = 0; i < 50; ++i) {  // each function begins after the calls that the thread has made for others
+    CHECK(group[1].call(0, &echoByHelper, i) == i);
+  }
+  std::vector<Future<int>> at_once;
+  for (int i = 0; i < 20; ++i) at_once.push_back(group[1].callAsync(0, &echoByHelper, i));
+  for (int i = 0; i < 20; ++i) CHECK(at_once[static_cast<size_t>(i)].wait() == i);
   group[1].shutdown(20s);
   ending.join();
 }
