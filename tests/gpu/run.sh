@@ -37,7 +37,8 @@ install() {
 
 sanitize() {  # races of the staging copies, and accesses out of bounds
   local tool
-  # CUDA refuses handles of memory that another process shares: a call that fails is no error of the program.
+  # torchrpc asks CUDA whether a process can read the memory of another one. The answer "no" is a call that fails, so the
+  # first tool does not report calls that fail.
   for tool in "memcheck --report-api-errors no" racecheck; do
     # shellcheck disable=SC2086
     compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \

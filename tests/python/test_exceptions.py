@@ -6,6 +6,7 @@ import sys
 import traceback
 
 import pytest
+from outcomes import travel
 
 import torchrpc.rpc as rpc
 from torchrpc import _C
@@ -55,14 +56,6 @@ class UnshowableError(Exception):
 class Unpicklable:
     def __reduce__(self):
         raise TypeError("not me")
-
-
-def travel(exc):
-    try:
-        raise exc
-    except BaseException as caught:
-        text, detail = _describe_exception(caught)
-    return text, _rebuild_exception(text, detail, "worker1")
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, OSError, PlainError, StopIteration, ZeroDivisionError])

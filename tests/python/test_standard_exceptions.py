@@ -9,8 +9,7 @@ import types
 import warnings
 
 import pytest
-
-from torchrpc.rpc.internal import _describe_exception, _rebuild_exception
+from outcomes import travel
 
 # Importing these prints something, opens a window or a browser, or needs a display.
 NOT_IMPORTED = {"antigravity", "this", "idlelib", "turtle", "turtledemo", "tkinter"}
@@ -107,14 +106,6 @@ def comparable(value):
     if isinstance(value, dict):
         return {name: comparable(each) for name, each in value.items()}
     return value if type(value).__eq__ is not object.__eq__ else type(value)
-
-
-def travel(exc):
-    try:
-        raise exc
-    except BaseException as caught:
-        text, detail = _describe_exception(caught)
-    return text, _rebuild_exception(text, detail, "worker1")
 
 
 def check_same_state(arrived, sent):
