@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "agent/thread_record.h"
 #include "base/executor/task_thread.h"
 #include "base/log.h"
 #include "base/os/process_copy.h"
@@ -109,7 +110,11 @@ IValue stacksWithGil() {
   keepPythonState();
   const AcquireGil gil;
   try {
-    return toPlainValue(py::module_::import("torchrpc.observe._stacks").attr("collect")());
+    py::dict native_ids;
+    for (const auto& thread : ThreadRecord::all()) {
+      if (thread.ident != 0) native_ids[py::int_(thread.ident)] = thread.thread;
+    }
+    return toPlainValue(py::module_::import("torchrpc.observe._stacks").attr("collect")(native_ids));
   } catch (const std::exception& e) {
     log(LogLevel::kWarning, std::string("the stacks of Python threads could not be read: ") + e.what());
     return c10::impl::GenericList(c10::AnyType::get());

@@ -538,7 +538,43 @@ def test_collect_under_load_never_fails_and_never_lies(threads):
     while time.monotonic() < deadline:
         waits = {row["ident"]: row["lock"]["holder_idents"] for row in _stacks.collect() if row["lock"]}
         for ident in idents:
-            assert waits.get(ident) != [ident], "a thread does not wait for itself here"
+            chain = [ident]
+            while len(holders := waits.get(chain[-1], [])) == 1:
+                assert holders[0] not in chain, "these threads cannot wait in a circle"
+                chain += holders
+
+
+def test_a_thread_that_has_been_round_its_loop_does_not_count_as_waiting(threads, monkeypatch):
+    """It stands at the same instruction again, but has run meanwhile: what was seen of others is not of one moment."""
+    lock, rounds, find = threading.Lock(), [0], _stacks._find_holders
+
+    def work():
+        while not threads.end.is_set():
+            with lock:
+                rounds[0] += 1
+
+    def is_waiting():
+        frame = sys._current_frames()[worker.ident]
+        return frame.f_code is work.__code__ and _stacks._site(frame) is not None
+
+    def let_it_go_round(*args):
+        before = rounds[0]
+        lock.release()
+        eventually(lambda: rounds[0] > before)
+        lock.acquire()
+        eventually(is_waiting)
+        return find(*args)
+
+    lock.acquire()
+    worker = threads.start(work)
+    try:
+        assert lock_of(worker)["text"] == "lock"
+        monkeypatch.setattr(_stacks, "_find_holders", let_it_go_round)
+        assert row_of(worker)["lock"] is None
+        monkeypatch.setattr(_stacks, "_find_holders", find)
+        assert lock_of(worker)["text"] == "lock"
+    finally:
+        lock.release()
 
 
 def test_a_thread_of_cpp_has_no_native_id():

@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 MAX_THREADS = 200
@@ -26,6 +26,7 @@ MAX_SEARCH_S = 0.25  # limits the search for holders of locks; the stacks themse
 _MAX_CACHED = 512
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_TEXT = 80
+_CLOCK_OF_THREAD = 6  # of Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
 _Position = tuple[int, int]  # line, byte in the line
 _MISSING = object()
@@ -109,10 +110,13 @@ class _Wait(NamedTuple):
 _functions: dict[tuple[str, int, str, int], "_Function | None"] = {}
 
 
-def collect() -> list[dict[str, Any]]:
+def collect(native_ids: Mapping[int, int] = types.MappingProxyType({})) -> list[dict[str, Any]]:
     """Return the Python stack of each thread of this process, and the lock for which it waits.
 
-    Each thread is a dictionary: "ident" and "native_id" (0 if Python does not know it, as for a thread of C++ that
+    Args:
+        native_ids: ident -> native id of threads that C++ started, which Python does not know.
+
+    Each thread is a dictionary: "ident" and "native_id" (0 if it is not known, as for a thread of another library that
     runs Python), "name", "python" (the frames as {"file", "line", "function"}, innermost first, at most 60) and "lock".
     "lock" is None, or a dictionary that describes what the innermost frame waits for:
 
@@ -126,14 +130,16 @@ def collect() -> list[dict[str, Any]]:
     thread's frames start with the caller of `collect`. Raises nothing.
     """
     try:
-        return _collect()
+        return _collect(native_ids)
     except Exception:  # A report without stacks is better than no report.
         return []
 
 
-def _collect() -> list[dict[str, Any]]:
+def _collect(native_ids: Mapping[int, int]) -> list[dict[str, Any]]:
     me, own = threading.get_ident(), sys._getframe().f_back
-    known = dict(threading._active)  # type: ignore[attr-defined]
+    known = {ident: _describe_thread(thread) for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
+    known |= {ident: ("", native_id) for ident, native_id in native_ids.items() if ident not in known}
+    used = {ident: _processor_time(native_id) for ident, (_, native_id) in known.items()}
     threads: dict[int, list[types.FrameType]] = {}
     for ident, frame in itertools.islice(sys._current_frames().items(), MAX_THREADS):
         if ident == me:
@@ -143,7 +149,7 @@ def _collect() -> list[dict[str, Any]]:
     positions = {ident: frames[0].f_lasti for ident, frames in threads.items()}
     rows: list[dict[str, Any]] = []
     for ident, frames in threads.items():
-        name, native_id = _describe_thread(known.get(ident))
+        name, native_id = known.get(ident, ("", 0))
         python = [_describe_frame(frame) for frame in frames]
         rows.append({"ident": ident, "native_id": native_id, "name": name, "python": python, "lock": None})
     search = _Search(threads, {row["ident"]: row["native_id"] for row in rows})
@@ -153,13 +159,27 @@ def _collect() -> list[dict[str, Any]]:
             continue
         with contextlib.suppress(Exception):  # An error in this search must not lose the stacks.
             row["lock"] = search.lock_of(row["ident"])
-    # Other threads may have run meanwhile. Only a thread that still stands at the same instruction is waiting.
+    # Other threads may have run meanwhile. A thread has been waiting all the time only if it still stands at the same
+    # instruction and has not come back to it in a loop: then it has used the processor.
     now = sys._current_frames()
     for row in rows:
-        latest = now.get(row["ident"])
-        if row["lock"] and (latest is not threads[row["ident"]][0] or latest.f_lasti != positions[row["ident"]]):
+        ident = row["ident"]
+        latest = now.get(ident)
+        has_moved = latest is not threads[ident][0] or latest.f_lasti != positions[ident]
+        if row["lock"] and (has_moved or used.get(ident) != _processor_time(row["native_id"])):
             row["lock"] = None
     return rows
+
+
+def _processor_time(native_id: int) -> "int | None":
+    """Return the processor time of a thread of this process in ns; None if it has ended or the system has no clock."""
+    if not native_id:
+        return None
+    try:
+        # The number of the clock that pthread_getcpuclockid() returns, which would crash for a thread that has ended.
+        return time.clock_gettime_ns(~native_id << 3 | _CLOCK_OF_THREAD)
+    except OSError:
+        return None
 
 
 def _walk(frame: "types.FrameType | None") -> Iterator[types.FrameType]:
