@@ -1,6 +1,7 @@
 """Cancelled calls: by the caller, by the end of an asyncio task, and by a time-out."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -34,15 +35,22 @@ def noted(test):
 def poll(test):
     """Run until the call is cancelled."""
     note(test, "polls")
+    wait_until_cancelled(test)
+
+
+def wait_until_cancelled(test):
     end = time.monotonic() + 60
     while not torchrpc.cancelled() and time.monotonic() < end:
         time.sleep(0.001)  # as a program would
     note(test, f"cancelled: {torchrpc.cancelled()}")
 
 
-def tell_and_poll(test, to):
-    rpc.rpc_sync(to, note, args=(test, "a poll has begun"))
-    poll(test)
+def poll_and_tell(test, to):
+    """Poll; the worker `to` is told when the function has begun, also if the call that tells it is cancelled."""
+    note(test, "polls")
+    with contextlib.suppress(rpc.CancelledError):
+        rpc.rpc_sync(to, note, args=(test, "a poll has begun"))
+    wait_until_cancelled(test)
 
 
 def call_poll(test, to):
@@ -111,7 +119,7 @@ def test_nothing_is_cancelled_where_no_call_is_served():
 
 
 def test_a_call_that_has_not_begun_does_not_run():
-    running = [rpc.rpc_async("worker1", tell_and_poll, args=("queued", "worker2")) for _ in range(THREADS)]
+    running = [rpc.rpc_async("worker1", poll_and_tell, args=("queued", "worker2")) for _ in range(THREADS)]
     wait_for("queued", "worker2", *["a poll has begun"] * THREADS)  # no thread of worker1 is left for another call
     waiting = rpc.rpc_async("worker1", note, args=("queued", "the call that waited"))
     assert waiting.cancel()
