@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace torchrpc {
 
@@ -32,7 +33,15 @@ bool CallTable::add(CallId id, Call& call, bool& needs_timer) {
   if (needs_timer) timer_at_ = deadline;
   bytes_ += call.bytes;
   call.id = id;
-  calls_.emplace(id, std::move(call));
+  if (spare_.empty()) {
+    calls_.emplace(id, std::move(call));
+  } else {
+    auto node = std::move(spare_.back());
+    spare_.pop_back();
+    node.key() = id;
+    node.mapped() = std::move(call);
+    calls_.insert(std::move(node));
+  }
   updateCapacity();
   if (deadline != kNever) addDeadline(deadline, id);
   return true;
@@ -54,8 +63,9 @@ std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
 }
 
 CallTable::Call CallTable::takeAt(Calls::iterator it) {
-  auto call = std::move(it->second);
-  calls_.erase(it);
+  auto node = calls_.extract(it);
+  auto call = std::exchange(node.mapped(), {});
+  if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
   bytes_ -= call.bytes;
   if (updateCapacity()) capacity_freed_.notify_all();
   return call;

@@ -96,6 +96,8 @@ class CallTable {
   static constexpr size_t kMaxCalls = 1 << 14;
   static constexpr size_t kMaxBytes = size_t{1} << 30;
 
+  static constexpr size_t kMaxSpare = 1024;
+
   using Calls = std::unordered_map<CallId, Call>;
 
   std::atomic<CallId> next_id_{1};
@@ -103,6 +105,8 @@ class CallTable {
   CondVar capacity_freed_;
   bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
   Calls calls_ TORCHRPC_GUARDED_BY(mutex_);
+  /// Nodes of the map whose calls have been taken; the next calls use their memory.
+  std::vector<Calls::node_type> spare_ TORCHRPC_GUARDED_BY(mutex_);
   /// A heap with the earliest deadline first. It keeps the deadlines of calls that have ended.
   std::vector<std::pair<TimePoint, CallId>> deadlines_ TORCHRPC_GUARDED_BY(mutex_);
   size_t bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of all calls

@@ -45,9 +45,10 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
     keepPythonState();
     return nullptr;
   };
-  options.agent.enter_strand = [] {
+  options.agent.enter_strand = [](const std::function<void()>& run) {
     keepPythonState();
-    return std::make_shared<AcquireGil>();
+    const AcquireGil gil;
+    run();
   };
   options.agent.is_group_function = [](const Message& call) {
     return callableName(call.kind, call.payload).starts_with("torchrpc.rpc.");

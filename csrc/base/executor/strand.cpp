@@ -10,6 +10,7 @@ bool Strand::post(std::function<void()> task, TaskSource source) {
     MutexLock lock(mutex_);
     number = next_number_++;
     tasks_.push({number, std::move(task)}, source);
+    has_tasks_ = true;
     if (std::exchange(thread_requested_, true)) return true;
     run_queued_ = true;
   }
@@ -18,7 +19,9 @@ bool Strand::post(std::function<void()> task, TaskSource source) {
   Task dropped;  // destroyed after the lock
   MutexLock lock(mutex_);
   thread_requested_ = run_queued_ = false;
-  return !tasks_.extract([number](const Task& task) { return task.number == number; }, dropped);
+  const bool has_dropped = tasks_.extract([number](const Task& task) { return task.number == number; }, dropped);
+  has_tasks_ = !tasks_.empty();
+  return !has_dropped;
 }
 
 size_t Strand::queued() const {
@@ -27,26 +30,29 @@ size_t Strand::queued() const {
 }
 
 void Strand::run() {
-  {
-    MutexLock lock(mutex_);
-    run_queued_ = false;
-  }
-  const auto entered = enter_ ? enter_() : nullptr;
-  {
-    MutexLock lock(mutex_);
-    thread_requested_ = false;
-  }
-  std::optional<TimePoint> turn_ends;
-  while (runOne(turn_ends)) {
+  run_queued_ = false;
+  if (enter_) {
+    enter_([this] { runTasks(); });
+  } else {
+    runTasks();
   }
 }
 
-bool Strand::runOne(std::optional<TimePoint>& turn_ends) {
+void Strand::runTasks() {
+  std::optional<TimePoint> turn_ends;
+  bool has_entered = true;
+  // A task that is posted after the last look has requested another thread.
+  while (runOne(std::exchange(has_entered, false), turn_ends) && has_tasks_) {
+  }
+}
+
+bool Strand::runOne(bool has_entered, std::optional<TimePoint>& turn_ends) {
   Task task;
   bool is_over = false;
   bool needs_another = false;
   {
     MutexLock lock(mutex_);
+    if (has_entered) thread_requested_ = false;
     if (tasks_.empty()) return false;
     if (isPoolShort()) {
       const auto now = TimePoint::clock::now();
@@ -54,8 +60,9 @@ bool Strand::runOne(std::optional<TimePoint>& turn_ends) {
       is_over = now >= *turn_ends;
     }
     if (!is_over) task = tasks_.pop();
-    needs_another = !tasks_.empty() && !std::exchange(thread_requested_, true);
-    run_queued_ |= needs_another;
+    has_tasks_ = !tasks_.empty();
+    needs_another = has_tasks_ && !std::exchange(thread_requested_, true);
+    if (needs_another) run_queued_ = true;
   }
   if (needs_another) pool_.postFromTask([this] { run(); });
   if (is_over) return false;

@@ -7,10 +7,10 @@
 // occupy all threads of the pool as long as more of them wait. So a thread that has found tasks of the pool waiting for
 // a thread goes back to the pool after kTurn, and another thread continues later.
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 
 #include "base/executor/executor.h"
@@ -22,8 +22,8 @@ namespace torchrpc {
 
 class Strand {
  public:
-  /// Blocks until it has acquired the resource. The thread holds the resource until the result is destroyed.
-  using Enter = std::function<std::shared_ptr<void>()>;
+  /// Acquires the resource, calls `run()` and releases the resource.
+  using Enter = std::function<void(const std::function<void()>& run)>;
 
   /// `pool` must outlive the strand. `enter` may be empty.
   Strand(Executor& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
@@ -37,9 +37,11 @@ class Strand {
  private:
   /// Enters, and runs tasks until none is left. Called on a thread of the pool.
   void run();
-  /// Runs the first task. Returns false if there is none, or if the thread has to go back to the pool. `turn_ends`:
-  /// when it has to, as soon as this is known.
-  bool runOne(std::optional<TimePoint>& turn_ends);
+  /// Runs tasks until none is left, or until the thread has to go back to the pool.
+  void runTasks();
+  /// Runs the first task. Returns false if there is none, or if the thread has to go back to the pool. `has_entered`:
+  /// the thread that was requested is this one. `turn_ends`: when it has to go back, as soon as this is known.
+  bool runOne(bool has_entered, std::optional<TimePoint>& turn_ends);
   /// Whether the pool has other tasks than run() that wait for a thread.
   bool isPoolShort() const TORCHRPC_REQUIRES(mutex_) { return pool_.waitingTasks() > (run_queued_ ? 1U : 0U); }
 
@@ -56,7 +58,9 @@ class Strand {
   FairQueue<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t next_number_ TORCHRPC_GUARDED_BY(mutex_) = 0;
   bool thread_requested_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< and has not entered yet
-  bool run_queued_ TORCHRPC_GUARDED_BY(mutex_) = false;        ///< run() is in the pool's queue
+  // Written with the mutex, or by run() before it enters.
+  std::atomic<bool> run_queued_{false};  ///< run() is in the pool's queue
+  std::atomic<bool> has_tasks_{false};
 };
 
 }  // namespace torchrpc

@@ -23,7 +23,7 @@ class Leader {
   bool exists() const { return waiter_.load() != nullptr; }
 
  private:
-  std::atomic<FutexWaiter*> waiter_{nullptr};  ///< of the leader; changed with mutex_
+  std::atomic<FutexWaiter*> waiter_{nullptr};  ///< of the leader; set with mutex_, reset without
 
   // Guarded by mutex_.
   Mutex mutex_;

@@ -73,8 +73,8 @@ PollHint PollSet::pollHint() const {
   return greatest;
 }
 
-std::vector<FutexWaiter::WaitWord> PollSet::collectWaitWords() {
-  std::vector<FutexWaiter::WaitWord> wait_words;
+PollSet::WaitWords PollSet::collectWaitWords() {
+  WaitWords wait_words;
   for (auto& entry : entries_) {
     const bool eligible =
         entry.pollable && entry.idle_rounds <= kMaxIdleRounds && wait_words.size() < FutexWaiter::kMaxWaitWords;

@@ -3,6 +3,8 @@
 // The connections that were active recently. Threads that wait for messages poll them, and arm them before they sleep:
 // an armed connection makes its peer send a wake-up with the next message. All functions require the loop lock.
 
+#include <c10/util/SmallVector.h>
+
 #include <optional>
 #include <vector>
 
@@ -61,8 +63,10 @@ class PollSet {
   bool keepsLoopBusy() const;
   /// Returns the greatest hint of all pollables.
   PollHint pollHint() const;
+  /// Wait words; those of a few connections need no allocation.
+  using WaitWords = c10::SmallVector<FutexWaiter::WaitWord, 4>;
   /// Returns the wait words on which the leader is going to park: at most FutexWaiter::kMaxWaitWords.
-  std::vector<FutexWaiter::WaitWord> collectWaitWords();
+  WaitWords collectWaitWords();
 
  private:
   struct Entry {

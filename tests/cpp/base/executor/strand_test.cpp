@@ -20,10 +20,10 @@ namespace {
 std::mutex token;
 std::atomic<int> entries{0};
 
-std::shared_ptr<void> enter() {
-  token.lock();
+void enter(const std::function<void()>& run) {
+  const std::lock_guard lock(token);
   ++entries;
-  return {&token, [](void*) { token.unlock(); }};
+  run();
 }
 
 }  // namespace
