@@ -79,6 +79,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .audit_log = options_.audit_log},
           {.on_new_incarnation = [this](const Peer& peer) { onNewIncarnation(peer); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
+           .is_lost = [this](const WorkerInfo& worker) { return membership_.living({worker}).empty(); },
            .is_awaited = [this](
                              CallId call,
                              const Link& link) { return calls_.awaits(call, link.peer().id, link.incarnation()); },
@@ -160,11 +161,12 @@ void Agent::reportJoined(
   if (before && !is_restarted) return;
   connections_.replaceLinks(
       worker, incarnation,
-      is_restarted ? replacedError(worker)
-                   : Error(ErrorCode::kWorkerLost, toString(worker) + " has joined under this id", worker.name));
+      is_restarted && before->info == worker
+          ? replacedError(worker)
+          : Error(ErrorCode::kWorkerLost, toString(worker) + " has joined under this id", worker.name));
   liveness_.onReplaced(worker.id);  // also if another peer has claimed the id and has gone
   if (joined_handler_) joined_handler_(worker, incarnation);
-  if (is_news) membership_.onJoined(worker, incarnation, is_restarted);
+  if (is_news) membership_.onJoined(worker, incarnation, is_restarted && before->info == worker);
 }
 
 bool Agent::isAdmitted(const Link& link) const {
@@ -604,9 +606,9 @@ Result<Message> Agent::decode(Frame frame, WorkerId from, const Link* link) {
 
 namespace {
 /// Whether only members may send the message: it belongs to the group's own work, or is a call that takes part in it.
+/// The live sets of a client's contexts may come with any call of it, and are ignored.
 bool isForMembers(const Message& message) {
-  constexpr HeaderKind kOfMembers[] = {
-      HeaderKind::kAutogradContext, HeaderKind::kAutogradLiveSets, HeaderKind::kProfiling};
+  constexpr HeaderKind kOfMembers[] = {HeaderKind::kAutogradContext, HeaderKind::kProfiling};
   return isForMembers(message.kind) || std::ranges::any_of(message.headers, [&](const Header& header) {
            return std::ranges::find(kOfMembers, header.kind) != std::end(kOfMembers);
          });
@@ -616,7 +618,7 @@ bool isForMembers(const Message& message) {
 Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
   Request request{
       .from = from,
-      .message = decode(std::move(frame), from.id, origin.audit ? nullptr : origin.link).take(),
+      .message = decode(std::move(frame), from.id, nullptr).take(),
       .incarnation = origin.link ? origin.link->incarnation() : options_.incarnation,
       .link = origin.link ? origin.link->id() : 0,
       .is_from_member = origin.is_member,
@@ -677,11 +679,15 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   if (options_.audit_log && (is_counted || is_refused)) {
     origin.audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info->kind, bytesOf(frame));
   }
-  const Responder responder([this, link, id = info->call, is_counted, token = ActivityToken(activity_),
-                             audit = origin.audit, arrived,
+  const Responder responder([this, link, id = info->call, kind = info->kind, is_counted,
+                             token = ActivityToken(activity_), audit = origin.audit, arrived,
                              quota_token = std::move(quota_token)](Result<Message> result) mutable {
     quota_token.reset();  // before the caller can have the answer and make another call
-    if (audit) recordServed(*audit, result);
+    if (audit) {
+      recordServed(*audit, result);
+    } else if (options_.audit_log && !result) {
+      connections_.recordRefusal(link->nameForAudit(link->peer().name), result.error(), name(kind));
+    }
     reply(link, id, std::move(result), token);
     if (is_counted) link->removeUnanswered();
     if (arrived != kNever) program_threads_.onAnswered(arrived);

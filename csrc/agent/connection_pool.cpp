@@ -328,6 +328,7 @@ std::string ConnectionPool::hello() const {
 // when the worker has been admitted, and the directory has its record, does this node send over a link with the name,
 // the id and the incarnation in the record. All other links with that id are closed then. So a peer that claims the id
 // of a worker that will join later, or any incarnation, neither gets the calls for that worker nor keeps it out.
+// In a group that grows, the id of a lost worker is free for a worker of another name, in the same way.
 void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const auto message = decodeFrame(std::move(frame));
   if (message.kind != Kind::kHello) throw Error(ErrorCode::kProtocol, "it did not begin with HELLO");
@@ -347,6 +348,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const auto known = directory_.find(peer.id);
   const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
   const bool is_restarted = known && known->info == peer && known->incarnation < incarnation;
+  const bool is_id_free = known && known->info != peer && options_.world_size == 0 && events_.is_lost(known->info);
   // State that belongs to an id outlives the connection, so ids are bounded in a group that grows, too.
   const auto places = options_.world_size > 0 ? options_.world_size : kMaxWorldSize;
   if (peer.id >= places) {
@@ -356,17 +358,21 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
             " group has at most " + std::to_string(places) + " workers",
         peer.name);
   }
-  if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
+  if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted || is_id_free)) {
     throw Error(
         ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker",
         peer.name);
   }
   link.checkIdentity(peer);
-  if (known && !is_restarted && known->is_member && !link.isMember()) throw falseRole(peer);
+  if (known && is_expected && known->is_member && !link.isMember()) throw falseRole(peer);
   // A worker that was started again under another id may have the same name, unless the worker that had the name is
   // still connected. This also bounds what one worker may use here: limits count by its name or by its id.
   for (const auto& other : allLinks()) {
     const auto& namesake = other->peer();
+    if (namesake.id == peer.id && namesake != peer && known && !is_id_free) {
+      other->is_replaced_ = true;  // it has claimed the id of this worker while that was lost
+      other->close(Error(ErrorCode::kWorkerLost, toString(peer) + ", which has this id, is back", peer.name));
+    }
     if (namesake.name != peer.name || namesake.id == peer.id || other->isClosed()) continue;
     // A worker that has left may join again before its earlier connection ends. This node sends to known workers only.
     if (hasLink(namesake.id) && directory_.info(peer.name) != namesake) continue;
@@ -385,7 +391,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   }
   // The worker may have been admitted since it was looked up: replaceLinks() finds the link, or this finds the record.
   const auto admitted = directory_.find(peer.id);
-  if (!admitted) return;
+  if (!admitted || (is_id_free && admitted->info == known->info)) return;
   if (admitted->info != peer || admitted->incarnation > incarnation) {
     link.is_replaced_ = true;
     throw Error(ErrorCode::kProtocol, toString(admitted->info) + " has joined meanwhile", peer.name);

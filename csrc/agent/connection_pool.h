@@ -182,6 +182,8 @@ class ConnectionPool {
     std::function<void(const Peer&)> on_new_incarnation;
     /// Called with each frame of a worker other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
+    /// Whether that worker of the directory has been lost or has left.
+    std::function<bool(const WorkerInfo&)> is_lost;
     /// Whether this is the reply of that worker for which a call of this one waits.
     std::function<bool(CallId, const Link&)> is_awaited;
     /// Called with an INSPECT over a link whose peer is no worker.

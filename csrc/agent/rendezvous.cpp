@@ -445,8 +445,9 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout, const AnyAlive
   std::vector<WorkerId> members;
   for (const auto id : readMembers()) {
     const auto record = lookUp(id, timeout);
-    if (record.info == self_.info && record.incarnation < self_.incarnation && !any_alive({record})) continue;
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
+      const bool is_later_start = record.info == self_.info && record.incarnation >= self_.incarnation;
+      if (!is_later_start && !any_alive({record})) continue;
       throw Error(
           ErrorCode::kRendezvous,
           (record.info.id == self_.info.id ? "rank " + std::to_string(self_.info.id) + " is not unique: "

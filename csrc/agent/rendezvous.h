@@ -86,8 +86,8 @@ class Rendezvous {
   void setServedAt(std::optional<StoreAddress> served) { fan_in_.setServedAt(std::move(served)); }
 
   /// Group that grows: publishes this worker, and returns the records of the members. The caller makes sure that one
-  /// worker joins at a time. A member of the same name and id that is no longer alive (`any_alive`) counts as an
-  /// earlier incarnation of this worker.
+  /// worker joins at a time. This worker replaces members that have its name or its id and are no longer alive
+  /// (`any_alive`).
   std::vector<WorkerRecord> joinGroup(Duration timeout, const AnyAlive& any_alive);
   /// The last member that leaves ends the group.
   void leaveGroup();

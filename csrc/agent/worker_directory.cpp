@@ -101,9 +101,9 @@ std::map<std::string, std::string> WorkerDirectory::devices() const {
 
 void WorkerDirectory::add(WorkerRecord record) {
   MutexLock lock(mutex_);
-  if (const auto known = by_id_.find(record.info.id);
-      known != by_id_.end() && known->second.incarnation > record.incarnation)
-    return;
+  const auto known = by_id_.find(record.info.id);
+  if (known != by_id_.end() && known->second.incarnation > record.incarnation) return;
+  if (known != by_id_.end()) eraseName(known->second.info);
   by_name_[record.info.name] = record.info.id;
   by_id_[record.info.id] = std::move(record);
 }
@@ -121,9 +121,14 @@ void WorkerDirectory::remove(WorkerId id) {
   MutexLock lock(mutex_);
   auto it = by_id_.find(id);
   if (it == by_id_.end()) return;
-  // Another worker may have joined under the name of a lost one.
-  if (const auto named = by_name_.find(it->second.info.name); named->second == id) by_name_.erase(named);
+  eraseName(it->second.info);
   by_id_.erase(it);
+}
+
+void WorkerDirectory::eraseName(const WorkerInfo& worker) {
+  // Another worker may have joined under the name of a lost one.
+  const auto named = by_name_.find(worker.name);
+  if (named != by_name_.end() && named->second == worker.id) by_name_.erase(named);
 }
 
 }  // namespace torchrpc

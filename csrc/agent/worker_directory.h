@@ -63,7 +63,7 @@ class WorkerDirectory {
   std::vector<WorkerRecord> records() const;
   /// WorkerRecord::devices of all workers, by name.
   std::map<std::string, std::string> devices() const;
-  /// Adds a worker, or replaces the record of its earlier incarnation.
+  /// Adds a worker, or replaces the record of its earlier incarnation, or of a lost worker that had its id.
   void add(WorkerRecord record);
   /// Records that a worker has been started again, before the group has announced it. Until add() the worker has no
   /// address.
@@ -71,6 +71,9 @@ class WorkerDirectory {
   void remove(WorkerId id);
 
  private:
+  /// From now on the name does not lead to that worker.
+  void eraseName(const WorkerInfo& worker) TORCHRPC_REQUIRES(mutex_);
+
   const WorkerInfo self_;
   mutable Mutex mutex_;
   std::map<WorkerId, WorkerRecord> by_id_ TORCHRPC_GUARDED_BY(mutex_);

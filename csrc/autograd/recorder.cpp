@@ -71,6 +71,10 @@ std::vector<std::optional<c10::Device>> sourcesOf(const Message& message) {
   return sources;
 }
 
+bool requiresGrad(const Message& message) {
+  return std::ranges::any_of(message.tensors, [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
 }  // namespace
 
 // --- recording ---
@@ -118,8 +122,10 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
   auto context = currentContext();
   const bool without_grad = context && !isGradEnabled();
   if (without_grad) message.headers.push_back({HeaderKind::kNoGrad, {}});
-  if (context && (to == self().id || context->addKnownWorker(to))) {
-    recordSend(*context, message, to, mayUseContext(message.kind));
+  // A call that uses no gradients does not make the callee a participant, which the end of the context would concern.
+  const bool is_recorded = context && (mayUseContext(message.kind) || (isGradEnabled() && requiresGrad(message)));
+  if (is_recorded && (to == self().id || context->addKnownWorker(to))) {
+    recordSend(*context, message, to, /*always=*/true);
   }
   const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
   auto snapshots = contexts_.takeScheduledSnapshots(to);
@@ -183,8 +189,8 @@ void Recorder::endContexts() {
 }
 
 ContextPtr Recorder::enterContext(const Request& request) {
-  if (const auto* snapshots = request.message.header(HeaderKind::kAutogradLiveSets))
-    receiveSnapshots(*snapshots, request.from.id);
+  const auto* snapshots = request.message.header(HeaderKind::kAutogradLiveSets);
+  if (snapshots && request.is_from_member) receiveSnapshots(*snapshots, request.from.id);
   const auto recorded = recordedIn(request.message);
   if (!recorded) return nullptr;
   auto context = contexts_.findOrCreate(recorded->context);

@@ -35,20 +35,27 @@ struct BlockAtFinalization {
 };
 
 thread_local const Peer* current_caller = nullptr;
+thread_local AuditedCall* current_audit = nullptr;
 
-/// Lets currentCaller() return the worker. Nests, since a thread that runs a function may run another one meanwhile.
+/// Lets currentCaller() return the worker, and nameServedCall() reach the call. Nests, since a thread that runs a
+/// function may run another one meanwhile.
 class CallerScope {
  public:
   explicit CallerScope(const Invocation& invocation)
       : caller_{invocation.from, invocation.incarnation, invocation.is_from_member},
-        outer_(std::exchange(current_caller, &caller_)) {}
-  ~CallerScope() { current_caller = outer_; }
+        outer_(std::exchange(current_caller, &caller_)),
+        outer_audit_(std::exchange(current_audit, invocation.audit.get())) {}
+  ~CallerScope() {
+    current_caller = outer_;
+    current_audit = outer_audit_;
+  }
   CallerScope(const CallerScope&) = delete;
   CallerScope& operator=(const CallerScope&) = delete;
 
  private:
   const Peer caller_;
   const Peer* const outer_;
+  AuditedCall* const outer_audit_;
 };
 
 /// Calls the function. When the stack of the function is unwound, the guard's destructor runs before any Python object
@@ -215,6 +222,10 @@ class PythonRunner final : public CallableRunner {
 }  // namespace
 
 const Peer* currentCaller() { return current_caller; }
+
+void nameServedCall(const std::string& function) {
+  if (current_audit) current_audit->setFunction(function);
+}
 
 void profileGil(bool enabled) {
   gil_waits.nanoseconds = 0;

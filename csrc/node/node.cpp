@@ -95,6 +95,8 @@ Agent::Options Node::agentOptions() const {
   options.world_size = options_.world_size;
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
   options.copies_shared_tensors = options_.agent.copies_shared_tensors || !options_.allowed_functions.empty();
+  options.limits.hides_gaps =
+      !options_.allowed_functions.empty() || options_.transport.identity || options_.transport.tls_credentials;
   options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
   options.idempotency_window = options_.idempotency_window ? *options_.idempotency_window : defaultIdempotencyWindow();
   return options;
@@ -552,6 +554,9 @@ void Node::admit(const WorkerInfo& worker, const Peer* caller) {
         toString(worker) + " cannot join the group of " + self().name + ", in which " + toString(other) + " lives");
   }
   checkDevices(&record);
+  for (const auto& other : workers()) {
+    if (other.name == worker.name && other.id != worker.id) forget(other);  // it is lost: the name has a new id
+  }
   add(record);
 }
 
@@ -560,6 +565,10 @@ void Node::expel(const WorkerInfo& worker, const Peer* caller) {
   if (caller) caller->requireOwn(record(worker.id), self().name);
   // Its connection stays open, because it carries the reply to the call that removes the worker; it closes with the
   // worker. But the worker counts as lost from now on, because it may have joined again before its connection ends.
+  forget(worker);
+}
+
+void Node::forget(const WorkerInfo& worker) {
   agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
   agent_.directory().remove(worker.id);
   rrefs_->onWorkerLost(worker);

@@ -160,7 +160,8 @@ class Node : public std::enable_shared_from_this<Node> {
   bool isMember(WorkerId id) const;
   /// For a group that grows: called when another worker has joined or left. admit() throws Error, and changes nothing,
   /// if the store has no such record of the worker, its devices do not fit those of the others, a living worker has its
-  /// name, or the record is not that of `caller`, which asks for it. Null: the program itself asks.
+  /// name or its id, or the record is not that of `caller`, which asks for it. Null: the program itself asks. A lost
+  /// worker with its name or its id leaves the group.
   void admit(const WorkerInfo& worker, const Peer* caller = nullptr);
   void expel(const WorkerInfo& worker, const Peer* caller = nullptr);
 
@@ -248,6 +249,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void add(const WorkerRecord& record);
   /// Starts to listen, and makes the rendezvous.
   void beginRendezvous();
+  /// From now on the worker is not in the group.
+  void forget(const WorkerInfo& worker);
   /// Sends the address of this worker, which has taken the place of a lost one, to the other members.
   void announce(const std::vector<WorkerRecord>& records, Duration timeout);
   /// Applies the record of a worker that has taken the place of a lost one. On the loop.

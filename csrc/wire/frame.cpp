@@ -92,7 +92,8 @@ Frame encodeParts(const Message& message, const Limits& limits, uint16_t flags) 
 }  // namespace
 
 Frame encodeFrame(const Message& message, const Limits& limits) {
-  if (const auto shared = withSharedStorages(message)) return encodeParts(*shared, limits, kSharesStorages);
+  if (const auto shared = withSharedStorages(message, limits.hides_gaps))
+    return encodeParts(*shared, limits, kSharesStorages);
   return encodeParts(message, limits, 0);
 }
 

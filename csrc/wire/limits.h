@@ -14,6 +14,9 @@ struct Limits {
   uint32_t tensors = 1u << 20;                 ///< tensors in a message
   uint32_t headers = 64;                       ///< headers in a message
   uint32_t depth = 1000;                       ///< nested containers in a value
+  /// Sent tensors carry their elements only. Otherwise the memory between the elements of a view, and the rest of a
+  /// small storage, may travel, too, which saves copies.
+  bool hides_gaps = false;
 };
 
 }  // namespace torchrpc

@@ -53,6 +53,21 @@ at::Tensor bytesOf(const c10::Storage& storage, uint64_t begin, uint64_t end) {
   return tensor;
 }
 
+/// Whether the memory from the first element of these views on can be sent as one: all of it, to the last element,
+/// belongs to elements, and each view begins at a multiple of its element size.
+bool areGapless(std::vector<View> views, const std::vector<at::Tensor>& tensors) {
+  std::ranges::sort(views, {}, &View::begin);
+  const auto begin = views.front().begin;
+  auto covered = begin;
+  for (const auto& view : views) {
+    const auto& tensor = tensors[view.tensor];
+    if (view.begin > covered || (view.begin - begin) % tensor.itemsize() != 0) return false;
+    if (tensor_format::hasGaps(tensor.sizes(), tensor.strides())) return false;
+    covered = std::max(covered, view.end);
+  }
+  return true;
+}
+
 [[noreturn]] void malformedShare(const char* what) {
   throw Error(ErrorCode::kProtocol, std::string("malformed message: ") + what);
 }
@@ -71,7 +86,7 @@ at::Tensor geometryOf(const at::Tensor& tensor) {
   return geometry;
 }
 
-std::optional<Message> withSharedStorages(const Message& message) {
+std::optional<Message> withSharedStorages(const Message& message, bool hides_gaps) {
   std::vector<View> views;
   if (message.tensors.size() > std::numeric_limits<uint32_t>::max()) return std::nullopt;
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
@@ -95,12 +110,13 @@ std::optional<Message> withSharedStorages(const Message& message) {
       used += view->end - view->begin;
     }
     const auto& storage = message.tensors[first->tensor].storage();
-    const bool is_whole = tensor_format::isSentWhole(storage.nbytes(), used);
     const bool has_several = last - first > 1;
-    const bool is_appended = has_several ? is_whole || tensor_format::isMostlyUsed(end - begin, used, 1)
-                                         : is_whole && begin > 0;  // so that the view keeps its offset
+    const bool is_whole = !hides_gaps && tensor_format::isSentWhole(storage.nbytes(), used);
+    bool is_appended = has_several ? is_whole || tensor_format::isMostlyUsed(end - begin, used, 1)
+                                   : is_whole && begin > 0;  // so that the view keeps its offset
+    if (hides_gaps) is_appended = is_appended && areGapless({first, last}, message.tensors);
     if (is_whole) begin = 0, end = storage.nbytes();
-    begin -= begin % kOffsetAlignment;
+    if (!hides_gaps) begin -= begin % kOffsetAlignment;
     if (is_appended) {
       if (!shared) shared = message;
       shared->tensors.push_back(bytesOf(storage, begin, end));

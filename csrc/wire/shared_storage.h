@@ -16,7 +16,7 @@ namespace torchrpc {
 /// strides, and their memory is appended as tensors of bytes. A header maps the meta tensors to these. Tensors of a
 /// storage of which little is used stay as they are. The cost is a few loads for each tensor if no storage has two
 /// owners.
-std::optional<Message> withSharedStorages(const Message& message);
+std::optional<Message> withSharedStorages(const Message& message, bool hides_gaps);
 
 /// Returns a meta tensor with the dtype, sizes, strides and bits (see copyBits) of another tensor.
 at::Tensor geometryOf(const at::Tensor& tensor);

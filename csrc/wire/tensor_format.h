@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "wire/message.h"
 
@@ -85,6 +86,22 @@ constexpr uint64_t kOffsetAlignment = 16;
 /// is 1), `used` belong to tensors. False if the gaps are too large: then they are left out.
 inline bool isMostlyUsed(uint64_t span, uint64_t used, uint64_t item_size) {
   return span <= std::max<uint64_t>(2 * used, kInlineTensorBytes / item_size);
+}
+
+/// Whether there is memory between the first and the last element that belongs to no element.
+inline bool hasGaps(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, at::kDimVectorStaticSize> dims;  // stride, size
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] == 0) return false;
+    if (sizes[dim] > 1 && strides[dim] > 0) dims.emplace_back(strides[dim], sizes[dim]);
+  }
+  std::ranges::sort(dims);
+  int64_t covered = 1;  // elements from the first one on without a gap
+  for (const auto& [stride, size] : dims) {
+    if (stride > covered) return true;
+    covered += (size - 1) * stride;
+  }
+  return false;
 }
 
 /// Whether a storage is sent as a whole, so that views of it keep their offsets. `used` of its bytes belong to tensors.

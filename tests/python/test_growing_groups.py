@@ -14,7 +14,7 @@ from waiting import eventually, remains
 
 import torchrpc.rpc as rpc
 from torchrpc.rpc import _utils
-from torchrpc.testing import run_ranks
+from torchrpc.testing import run_ranks, start_process
 
 TIMEOUT_S = 30
 
@@ -142,6 +142,50 @@ def test_a_worker_may_join_again(tmp_path, kind):
     stayed, returned = run_group(2, join_again, tmp_path, kind)
     assert stayed == [["worker0"]] * 2
     assert returned == [["worker0", "worker1"]] * 2
+
+
+def join_and_die(method, name, rank):
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=TIMEOUT_S)
+    rpc.init_rpc(name, rank=rank, rpc_backend_options=options)
+    assert rpc.rpc_sync("worker0", pow, (2, 3)) == 8
+    os._exit(0)
+
+
+def die_after_joining(member, name, rank):
+    process = start_process(join_and_die, member.method, name, rank)
+    process.join(TIMEOUT_S)
+    assert process.exitcode == 0
+
+
+def take_over(member, port):
+    """Worker 1 joins under the rank of a dead worker, then another rank under the name of a dead one."""
+    if member.rank == 0:
+        member.join()
+        member.report("ready")
+        member.wait_for_event(1, "joined")
+        seen = names()
+        answer = rpc.rpc_sync("worker1", torch.add, (torch.ones(1), 1)).item()
+        member.report("called")
+        member.wait_for_event(1, "done")
+        rpc.shutdown()
+        return seen, answer
+    member.wait_for_event(0, "ready")
+    die_after_joining(member, "another", 1)
+    member.join()
+    member.report("joined")
+    member.wait_for_event(0, "called")
+    die_after_joining(member, "moves", 5)
+    die_after_joining(member, "moves", 6)
+    seen = rpc.rpc_sync("worker0", names)
+    member.report("done")
+    rpc.shutdown()
+    return seen
+
+
+def test_a_worker_takes_the_rank_or_the_name_of_a_dead_one(tmp_path, kind):
+    first, second = run_group(2, take_over, tmp_path, kind)
+    assert first == (["worker0", "worker1"], 2.0)
+    assert second == ["moves", "worker0", "worker1"]
 
 
 def form_groups(member, port, sizes):

@@ -115,6 +115,44 @@ def test_methods_of_objects_follow_the_callers_list(identities):
     assert "not let this caller run or send torch.nn.modules.linear.Linear" in client[1]
 
 
+def call_in_a_context(rank, url, folder):
+    init(rank, url, folder, allowed_functions={"client-*": [infer, torch.add], "*": None})
+    outcomes = []
+    if rank == 2:
+        with dist_autograd.context():
+            outcomes.append(rpc.rpc_sync("trainer-0", torch.add, (torch.ones(2), 1)).tolist())
+            outcomes.append(str(outcome_of(rpc.rpc_sync, "trainer-0", torch.add, (torch.ones(2, requires_grad=True), 1))))
+        outcomes += [rpc.rpc_sync("trainer-0", infer, (torch.ones(2),)).tolist() for _ in range(10)]
+    rpc.shutdown()
+    return outcomes
+
+
+def test_a_context_of_a_client_does_not_end_its_calls(identities):
+    *_, (plain, recorded, *later) = run_ranks(
+        call_in_a_context, 3, f"tcp://localhost:{free_port()}", identities, init=False
+    )
+    assert plain == [2.0, 2.0] and "only members of the group may take part in autograd" in recorded
+    assert later == [[2.0, 2.0]] * 10
+
+
+def small_view():
+    private = torch.full((8, 8), 7777)
+    private[:, 3] = 1
+    return private[:, 3]
+
+
+def take_a_view(rank, url, folder):
+    init(rank, url, folder)
+    view = rpc.rpc_sync("trainer-0", small_view) if rank else torch.ones(8)
+    rpc.shutdown()
+    return view.tolist(), view.untyped_storage().nbytes()
+
+
+def test_a_view_brings_nothing_of_the_memory_around_it(identities):
+    _, trainer, client = run_ranks(take_a_view, 3, f"tcp://localhost:{free_port()}", identities, init=False)
+    assert trainer == client == ([1] * 8, 8 * 8)
+
+
 def ask_without_pickles(rank, url, folder):
     allowed = {"client-*": [answer, answer_later, Answer], "trainer-*": [Answer]}
     init(rank, url, folder, pickle="off", allowed_functions=allowed)

@@ -611,6 +611,51 @@ TEST_CASE("who claims the id of a worker that joins later neither gets its calls
   later.close();
 }
 
+TEST_CASE("the id of a lost worker is free for a worker of another name, in a group that grows") {
+  const bool grows = GENERATE(true, false);
+  LoopbackGroup group({.size = 2, .world_size = grows ? 0 : 2});
+  for (int id = 0; id < 2; ++id) group[id].on(kCall, Messenger::Where::kLoop, echo);
+  group.start();
+  const auto call = [&](WorkerId to) {
+    Pending pending;
+    group[0].request(to, message(kCall, "x"), 20s, pending.handler());
+    return pending.get();
+  };
+  REQUIRE(call(1).ok());
+  const Forger early(group);
+  early.send(helloAs({"another", 1}, 500));
+  CHECK(early.isRefused());  // worker1 lives
+  group[1].close();
+  while (!group[0].membership().living({LoopbackGroup::infoOf(1)}).empty()) std::this_thread::yield();
+
+  const Forger squatter(group);
+  squatter.send(helloAs({"squatter", 1}, 500));
+  if (!grows) {
+    CHECK(squatter.isRefused());
+    return;
+  }
+  auto request = message(kCall);
+  request.call = 1;
+  squatter.send(encodeFrame(request));
+  CHECK(squatter.peer->answered.get_future().wait_for(20s) == std::future_status::ready);
+  Agent later({.self = {"another", 1}, .incarnation = 1000}, makeLoopbackTransport(group.network()), makeThreadTimer());
+  later.on(kCall, Messenger::Where::kLoop, [](const Request&, const Responder& responder) {
+    responder.reply(message(Kind::kReply, "from another"));
+  });
+  const auto address = later.listen();
+  later.directory().add({.info = LoopbackGroup::infoOf(0), .address = group.address(0), .incarnation = 100});
+  Pending from_later;
+  later.request(0, message(kCall, "x"), 20s, from_later.handler());
+  CHECK(from_later.get().ok());
+  CHECK_FALSE(call(1).ok());  // nothing goes to a worker that has not been admitted
+  group[0].admit({.info = {"another", 1}, .address = address, .incarnation = 1000});
+  CHECK(squatter.isRefused());
+  CHECK(call(1).take().payload == "from another");
+  CHECK(group[0].directory().info("another")->id == 1);
+  CHECK_FALSE(group[0].directory().info("worker1"));
+  later.close();
+}
+
 TEST_CASE("a group of a fixed size has no place for a rank beyond its size") {
   LoopbackGroup group({.world_size = 2});
   group.start();

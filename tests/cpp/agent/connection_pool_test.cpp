@@ -109,6 +109,26 @@ struct LatestEvent final : AuditLog {
 
 }  // namespace
 
+TEST_CASE("a refused message about RRefs is in the audit log") {
+  auto transport = std::make_unique<DeafPeer>();
+  auto& peer = *transport;
+  const auto log = std::make_shared<LatestEvent>();
+  Agent agent({.self = {"worker0", 0}, .audit_log = log}, std::move(transport), makeThreadTimer());
+  agent.on(Kind::kRRefForkRequest, Messenger::Where::kLoop, [](const Request& request, const Responder& responder) {
+    if (request.message.payload == "good") return responder.reply({.kind = Kind::kReply});
+    responder.fail(Error(ErrorCode::kRRefDeleted, "there is no such RRef"));
+  });
+  agent.listen();
+  peer.say(test::hello({"worker1", 1}, 5));
+  peer.say({.kind = Kind::kRRefForkRequest, .call = 1, .payload = "good"});
+  CHECK(log->event.caller.empty());
+  peer.say({.kind = Kind::kRRefForkRequest, .call = 2, .payload = "guessed"});
+  CHECK(log->event.caller == "unproved: worker1");
+  CHECK(log->event.action == "RREF_FORK_REQUEST");
+  CHECK_THAT(log->event.reason, Catch::Contains("no such RRef"));
+  agent.close();
+}
+
 TEST_CASE("a peer that reads nothing makes a node keep one PONG, and a bounded number of refusals and reports") {
   auto transport = std::make_unique<DeafPeer>();
   auto& peer = *transport;

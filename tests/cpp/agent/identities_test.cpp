@@ -63,7 +63,7 @@ TEST_CASE("a client may call functions and use RRefs, and nothing else") {
 
 TEST_CASE("calls of a client take part neither in autograd nor in profiles") {
   GroupWithClient t;
-  for (const auto header : {HeaderKind::kAutogradContext, HeaderKind::kAutogradLiveSets, HeaderKind::kProfiling}) {
+  for (const auto header : {HeaderKind::kAutogradContext, HeaderKind::kProfiling}) {
     auto request = message(Kind::kPythonCall);
     request.headers.push_back({header, "anything"});
     const auto result = t.send(1, std::move(request));
@@ -71,6 +71,11 @@ TEST_CASE("calls of a client take part neither in autograd nor in profiles") {
     CHECK(result.error().code() == ErrorCode::kNotAllowed);
   }
   CHECK(t.served.empty());
+  // Its contexts end on their own; that they do is no reason to refuse a call.
+  auto request = message(Kind::kPythonCall);
+  request.headers.push_back({HeaderKind::kAutogradLiveSets, "anything"});
+  CHECK(t.send(1, std::move(request)).ok());
+  CHECK_FALSE(t.is_from_member);
 }
 
 TEST_CASE("a member may send everything to a client") {

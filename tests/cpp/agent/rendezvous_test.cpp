@@ -122,6 +122,20 @@ TEST_CASE("a worker that has been started again replaces its earlier incarnation
       errorText([&] { Rendezvous(store, record(1, 0)).joinGroup(1s, dead); }), Catch::Contains("rank 1 is not unique"));
 }
 
+TEST_CASE("a worker replaces members that have its name or its id, unless they are alive") {
+  auto store = makeStore();
+  Rendezvous(store, record(0, 0)).joinGroup(1s, alive);
+  Rendezvous(store, record(1, 0, "former")).joinGroup(1s, alive);
+  Rendezvous(store, record(7, 0, "worker1")).joinGroup(1s, alive);
+  Rendezvous later(store, record(1, 0, "worker1"));
+  CHECK_THAT(errorText([&] { later.joinGroup(1s, alive); }), Catch::Contains("rank 1 is not unique"));
+  const auto there = later.joinGroup(1s, dead);
+  REQUIRE(there.size() == 2);
+  CHECK(there[0].info.id == 0);
+  CHECK(there[1] == record(1, 0, "worker1"));
+  CHECK(Rendezvous(store, record(2, 0)).joinGroup(1s, alive).size() == 3);
+}
+
 TEST_CASE("a sum does not wait for lost workers, and reports them") {
   auto store = makeStore();
   std::set<WorkerId> absent;

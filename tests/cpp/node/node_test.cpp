@@ -431,6 +431,20 @@ TEST_CASE("a group that grows admits a worker only as itself, and not under the 
   publish(client);
   CHECK(admit(client, {client, 5, false}) == "no error");
   CHECK(node->workers().size() == 3);
+  // Once it is lost, it may join under another id, and another worker under its id. Its former record goes.
+  const WorkerInfo moved{"client", 8}, other{"other", 8};
+  publish(moved);
+  CHECK_THAT(admit(moved, {moved, 5, false}), Catch::Contains("in which WorkerInfo(id=7, name=client) lives"));
+  node->agent().membership().onLost(client, 5);
+  CHECK(admit(moved, {moved, 5, false}) == "no error");
+  CHECK(node->worker("client").id == 8);
+  CHECK(node->workers().size() == 3);
+  node->agent().membership().onLost(moved, 5);
+  store->add("incarnation/8", 1);
+  publish(other, 6);
+  CHECK(admit(other, {other, 6, false}) == "no error");
+  CHECK(node->worker("other").id == 8);
+  CHECK(node->workers().size() == 3);
 }
 
 TEST_CASE("an announcement adds no worker to a group that grows, nor a rank beyond the size of another group") {

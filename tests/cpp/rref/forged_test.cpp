@@ -235,14 +235,22 @@ TEST_CASE("the entries that a worker makes for calls that have not arrived are b
   CHECK_FALSE(ask(forger));
   CHECK_FALSE(ask(forger));
   CHECK(ask(forger));
-  // A restart gives none.
+  // The entries that it has asked for go with it, but for those that a call has made or that someone waits for.
+  ++number;
+  const auto waits = table.find({1, 0}, {{1, number}, {1, number}, number, number});
+  REQUIRE(waits.ok());
+  CHECK_FALSE(table.registerFork(forger, {{1, number}, {2, number}, number, number}));
+  const auto kept = table.adopt({.rref = {1, 3}, .fork = {1, 5000003}, .owner = 0, .parent = 2, .creation = 3}, ended);
+  REQUIRE(kept.ok());
   table.loseWorker(2);
+  CHECK(table.counts().rrefs == 4);  // asked for by the other worker, called, waited for, adopted here
+  CHECK(table.host({1, 0}, {{1, 4}, {1, 5000004}, 4}).created);  // a call that arrives later is served
   table.onWorkerJoined(2, 10);
   number += 100;
-  CHECK(ask({2, 10}));
-  // With the creator, its entries go, but for the one that another worker holds.
+  CHECK_FALSE(ask({2, 10}));
+  // With the creator, its entries go, but for those that other workers hold.
   table.loseWorker(1);
-  CHECK(table.counts().rrefs == 1);
+  CHECK(table.counts().rrefs == 2);
 }
 
 TEST_CASE("the forks that a worker holds are bounded, also those of one value") {

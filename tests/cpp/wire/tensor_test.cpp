@@ -101,6 +101,46 @@ TEST_CASE("a view with gaps keeps its strides, unless most of its range is gaps"
   CHECK(roundTrip(least).equal(least));
 }
 
+TEST_CASE("memory that belongs to no element is not sent where that is to stay private") {
+  static constexpr int64_t kPrivate = 7777;
+  const auto check = [](const std::vector<at::Tensor>& sent) {
+    const auto frame = encodeFrame({.kind = Kind::kCppCall, .tensors = sent}, {.hides_gaps = true});
+    std::string bytes = frame.head;
+    for (const auto& segment : frame.segments) bytes.append(static_cast<const char*>(segment.data()), segment.bytes);
+    CHECK(bytes.find(std::string(reinterpret_cast<const char*>(&kPrivate), sizeof kPrivate)) == std::string::npos);
+    const auto arrived = decodeFrame(frame).tensors;
+    REQUIRE(arrived.size() == sent.size());
+    for (size_t i = 0; i < sent.size(); ++i) CHECK(arrived[i].equal(sent[i]));
+    return arrived;
+  };
+  const int64_t side = GENERATE(8, 300);  // in the head, in segments
+  const auto matrix = at::full({side, side}, kPrivate, at::kLong);
+  const auto column = matrix.select(1, 3).fill_(1);
+  const auto columns = matrix.narrow(1, 3, side / 2 + 1).fill_(2);
+  const auto diagonal = matrix.diagonal().fill_(3);
+  SECTION("one view") {
+    check({column});
+    check({columns});
+    check({diagonal});
+    check({matrix.narrow(1, 3, 1).expand({side, int64_t{1} << 40}).narrow(1, 0, 2)});
+    CHECK(check({column.expand({1 << 20, side})})[0].stride(0) == 0);
+  }
+  SECTION("views that share memory and leave gaps arrive apart") {
+    check({column, diagonal});
+    check({columns, columns.t()});
+  }
+  SECTION("views that share memory without gaps still share it") {
+    const auto row = matrix.select(0, 5).fill_(4);
+    const auto arrived = check({row, row.narrow(0, 2, 3), row.flip(0)});
+    arrived[0].fill_(5);
+    CHECK(arrived[1].equal(at::full({3}, 5, at::kLong)));
+    const auto whole = check({row.view({2, side / 2}).t(), row});
+    whole[1].fill_(6);
+    CHECK(whole[0].equal(at::full({side / 2, 2}, 6, at::kLong)));
+  }
+  SECTION("windows that overlap cover all memory") { check({matrix.select(0, 1).fill_(7).unfold(0, 4, 2)}); }
+}
+
 TEST_CASE("an arrived tensor uses the memory of its segment") {
   auto frame = transported(frameOf(at::rand({5000})));
   const void* memory = frame.segments[0].data();
