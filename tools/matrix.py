@@ -21,7 +21,7 @@ from torch_environments import PYTHONS, ROOT, SUPPORTED, environment, environmen
 # Tests of what differs between releases: names that are replaced, nodes of graphs, kernels, pickles, the interpreter's
 # own.
 SMOKE = "autograd_api calls distributed_optimizer optim_kernels pickler remote_module rrefs script surface"
-TEST_PACKAGES = ("pytest", "pytest-timeout", "expecttest", "hypothesis", "cloudpickle", "packaging")
+TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "expecttest", "hypothesis", "cloudpickle", "packaging")
 NOT_HERE = "not on this machine"
 
 
