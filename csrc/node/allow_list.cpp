@@ -8,6 +8,9 @@ namespace torchrpc {
 
 namespace {
 constexpr std::array<std::string_view, 5> kOfTorch = {"aten::", "prim::", "prims::", "quantized::", "__torch__.torch."};
+
+/// Operators of torch that read or write files, or make a tensor of any part of a storage: no prefix allows them.
+constexpr std::array<std::string_view, 3> kOnlyByName = {"aten::from_file", "aten::save", "aten::set_"};
 }  // namespace
 
 AllowList::AllowList(const std::vector<std::string>& entries, std::string workers) : workers_(std::move(workers)) {
@@ -37,6 +40,7 @@ AllowList::AllowList(const std::vector<std::string>& entries, std::string worker
 
 std::string AllowList::entryFor(const std::string& name) const {
   if (names_.contains(name)) return name;
+  if (std::ranges::find(kOnlyByName, name) != kOnlyByName.end()) return {};
   // Such names are private to a module or class: no prefix allows them.
   if (const auto last = name.find_last_of(".:("); name.compare(last + 1, 1, "_") == 0) return {};
   for (const auto& prefix : prefixes_) {

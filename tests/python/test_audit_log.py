@@ -118,6 +118,22 @@ def test_what_runs_while_arguments_are_read_is_in_the_line_of_the_call(tmp_path)
     assert [call["also_ran"] for call in served(path, "owner_of")] == [["test_audit_log.Order"]] * 2
 
 
+class Account:
+    def deposit(self, amount):
+        return amount
+
+
+def test_a_method_is_recorded_with_its_class(tmp_path):
+    path = tmp_path / "audit.log"
+    with workers(2, audit_log=path):
+        account = rpc.remote("worker1", Account)
+        assert account.rpc_sync().deposit(2) == 2
+        with pytest.raises(AttributeError):
+            account.rpc_sync().withdraw()
+    assert [event["outcome"] for event in served(path, "test_audit_log.Account.deposit")] == ["ok"]
+    assert [event["outcome"] for event in served(path, "test_audit_log.Account.withdraw")] == ["error"]
+
+
 def test_a_function_gets_a_dict_for_each_event():
     with workers(2, audit_log=record):
         rpc.rpc_sync("worker1", length, args=("abc",))

@@ -121,7 +121,8 @@ def call_in_a_context(rank, url, folder):
     if rank == 2:
         with dist_autograd.context():
             outcomes.append(rpc.rpc_sync("trainer-0", torch.add, (torch.ones(2), 1)).tolist())
-            outcomes.append(str(outcome_of(rpc.rpc_sync, "trainer-0", torch.add, (torch.ones(2, requires_grad=True), 1))))
+            weight = torch.ones(2, requires_grad=True)
+            outcomes.append(str(outcome_of(rpc.rpc_sync, "trainer-0", torch.add, (weight, 1))))
         outcomes += [rpc.rpc_sync("trainer-0", infer, (torch.ones(2),)).tolist() for _ in range(10)]
     rpc.shutdown()
     return outcomes

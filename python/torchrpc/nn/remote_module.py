@@ -86,7 +86,8 @@ def _checked_module(rref: RRef, method: str) -> nn.Module:
     """Return the module. Raise NotAllowedError if other workers may not call that method of it."""
     module = local_value(rref)
     reference, source = _sources.get(id(module), (None, None))
-    check_method(module, method, source if reference is not None and reference() is module else None)
+    kind = source if reference is not None and reference() is module else None
+    check_method(module, method, kind, base=nn.Module)
     return module
 
 

@@ -265,7 +265,7 @@ def _checked_optimizer(rref: Any, method: str) -> _LocalOptimizer:
     local = local_value(rref)
     if type(local) is not _LocalOptimizer:
         raise TypeError(f"this RRef refers to a {type(local).__qualname__} and not to a part of a DistributedOptimizer")
-    check_method(local.optim, method)
+    check_method(local.optim, method, base=torch.optim.Optimizer)
     return local
 
 

@@ -137,11 +137,16 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
         if not isinstance(rpc_backend_options, options_type):
             raise TypeError(f"`rpc_backend_options` must be a `{options_type.__name__}`. {rpc_backend_options}")
         options: Any = rpc_backend_options
-        options._allowed = [(callers, names and resolve(names)) for callers, names in options._allowed]
-        if world_size:
-            agent = _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
-        else:
-            agent = _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)
+        entries = options._allowed
+        options._allowed = [(callers, names and resolve(names)) for callers, names in entries]
+        try:
+            if world_size:
+                agent = _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
+            else:
+                agent = _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)
+        finally:
+            # The agent has a copy. Programs see their own entries, and may use the options again.
+            options._allowed = entries
         agent._release_first_calls()
         return agent
 

@@ -140,7 +140,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
             their names (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes
             of names (`"package.*"`, which stands for no name that begins with an underscore). Methods of objects that
-            RRefs refer to may be called if their class is listed, and so may those of a RemoteModule. Other workers may
+            RRefs refer to may be called if their class is listed and has them from its own package, and others if their
+            full names are listed (`"package.Net.state_dict"`). A RemoteModule needs its class only. Other workers may
             profile this one if `torchrpc.profiler.profile` is listed.
             Other workers may send plain data, tensors, arrays, and objects of listed classes and of those of
             `rpc.register_data_class`: no lambdas. Pickles are not read. A dict maps

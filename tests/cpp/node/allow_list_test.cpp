@@ -20,7 +20,7 @@ bool mayRun(const AllowLists& lists, const std::string& worker, const std::strin
 
 }  // namespace
 
-TEST_CASE("a prefix allows no name that begins with an underscore") {
+TEST_CASE("a prefix allows no name that begins with an underscore, and no operator that reads or writes files") {
   const AllowLists lists({{kAllNames, {{"package.*", "package.Class.__len__", "aten::*", "cpp_function(search.*)"}}}});
   const auto list = lists.of("worker");
   for (const auto* name :
@@ -28,8 +28,9 @@ TEST_CASE("a prefix allows no name that begins with an underscore") {
     CHECK(!list->entryFor(name).empty());
   for (const auto* name :
        {"package._f", "package.Class.__init__", "aten::_unsafe_view", "cpp_function(search._f)",
-        "package.Class._secret"})
+        "package.Class._secret", "aten::from_file", "aten::save", "aten::set_"})
     CHECK(list->entryFor(name).empty());
+  CHECK(mayRun(AllowLists({{kAllNames, {{"aten::from_file"}}}}), "worker", "aten::from_file"));
 }
 
 TEST_CASE("without allowances all workers may run everything") {
