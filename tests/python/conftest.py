@@ -34,7 +34,7 @@ def pytest_addoption(parser):
 def measured_seconds(item):
     """Return the time of a test; for one that was not measured by itself, the mean of the quick tests of its file."""
     file, name = item.nodeid.split("::", 1)
-    row = TIMES.get(file, {"tests": 1, "seconds": 1.0, "noted": {}})
+    row = TIMES.get(file, {"tests": 1, "seconds": 0.5, "noted": {}})
     quick_tests = max(row["tests"] - len(row["noted"]), 1)
     return row["noted"].get(name, max(row["seconds"] - sum(row["noted"].values()), 0) / quick_tests)
 
