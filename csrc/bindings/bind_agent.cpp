@@ -627,8 +627,8 @@ void bindAgent(py::module_& module) {
       "_caller", [] { return currentCaller() ? std::optional(currentCaller()->info) : std::nullopt; },
       "The worker whose call this thread runs as a Python function; None if it runs none.");
   module.def(
-      "_name_served_call", &nameServedCall, py::arg("function"),
-      "Sets the name that the audit log has for the call which this thread serves.");
+      "_name_served_method", &nameServedMethod, py::arg("cls"), py::arg("name"),
+      "Sets the name that the audit log has for the call which this thread serves: that of a method of the class.");
   module.def(
       "_caller_is_client", [] { return currentCaller() && !currentCaller()->is_member; },
       "Whether that worker has proved to be a client of the group, not a member.");

@@ -37,7 +37,7 @@ struct BlockAtFinalization {
 thread_local const Peer* current_caller = nullptr;
 thread_local AuditedCall* current_audit = nullptr;
 
-/// Lets currentCaller() return the worker, and nameServedCall() reach the call. Nests, since a thread that runs a
+/// Lets currentCaller() return the worker, and nameServedMethod() reach the call. Nests, since a thread that runs a
 /// function may run another one meanwhile.
 class CallerScope {
  public:
@@ -223,8 +223,14 @@ class PythonRunner final : public CallableRunner {
 
 const Peer* currentCaller() { return current_caller; }
 
-void nameServedCall(const std::string& function) {
-  if (current_audit) current_audit->setFunction(function);
+void nameServedMethod(const py::object& cls, const py::object& name) {
+  if (!current_audit || !PyUnicode_Check(name.ptr())) return;  // the name comes from the caller
+  constexpr Py_ssize_t kMostCharacters = 300;
+  const auto start = py::reinterpret_steal<py::object>(PyUnicode_Substring(name.ptr(), 0, kMostCharacters));
+  const auto method =
+      py::reinterpret_steal<py::object>(PyUnicode_AsEncodedString(start.ptr(), "utf-8", "backslashreplace"));
+  if (!method) throw py::error_already_set();
+  current_audit->setFunction(qualifiedName(cls) + "." + std::string(py::bytes(method)));
 }
 
 void profileGil(bool enabled) {

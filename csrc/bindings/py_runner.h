@@ -16,8 +16,8 @@ std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node);
 
 /// Returns the worker whose call this thread runs as a Python function; null if it runs none.
 const Peer* currentCaller();
-/// Sets the name that the audit log has for the call that this thread serves, if it has one.
-void nameServedCall(const std::string& function);
+/// Sets the name that the audit log, if there is one, has for the call that this thread serves: that of a method.
+void nameServedMethod(const py::object& cls, const py::object& name);
 
 /// Switches the measurement of how long calls wait for the GIL on or off (default: off). Any thread.
 void profileGil(bool enabled);

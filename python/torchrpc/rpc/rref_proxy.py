@@ -3,16 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from torchrpc._C import PyRRef, _name_served_call
+from torchrpc._C import PyRRef, _name_served_method
 
 from . import api
 from ._absent import CALL, Absent
 from ._security.allow_list import check_method, local_value
-from ._security.objects import claimed_name
 from .constants import UNSET_RPC_TIMEOUT
 from .internal import _AsyncResult
-
-_MAX_NAME = 300  # of a method, in the audit log
 
 _invoke_rpc: Any = Absent("_invoke_rpc", CALL)
 _local_invoke: Any = Absent("_local_invoke", "rref.rpc_sync(), rpc_async() and remote() call methods")
@@ -22,8 +19,7 @@ _local_invoke_async_execution = _local_invoke
 def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
     """Call a method on the owner: only the owner knows whether the method is an `async_execution` function."""
     value = local_value(rref)
-    if type(name) is str:  # it comes from the caller
-        _name_served_call(f"{claimed_name(type(value))}.{name[:_MAX_NAME]}")
+    _name_served_method(type(value), name)
     check_method(value, name)
     method = getattr(value, name)
     if not callable(method):
