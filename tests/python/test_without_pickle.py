@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc import autograd as dist_autograd
@@ -243,6 +244,7 @@ def without_pickles(rank, url):
     rpc.init_rpc(f"worker{rank}", rank=rank, rpc_backend_options=options)
     assert rpc.rpc_sync(f"worker{rank}", echo, args=({1},)) == {1}
     if rank == 1:
+        eventually(lambda: any(worker.name == "worker0" for worker in rpc.get_worker_infos()))  # it may join second
         rpc.rpc_sync("worker0", say_joined)
     assert rank == 1 or joined.wait(30)
     rpc.shutdown()

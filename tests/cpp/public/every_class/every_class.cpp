@@ -900,7 +900,8 @@ void servers() {
   ERROR_OF(kNotAllowed, client.withMetadata({{"refuse", ""}}).call("server", &nothing));
   EXPECT(client.call<at::Tensor>("server", op("aten::add"), at::ones({1}), 1).item<double>() == 2);
   EXPECT(client.remote("server", &add, 1, 2).toHere() == 3);
-  EXPECT(guard->operators == 1 && guard->functions >= 3 && guard->remote_calls == 1 && guard->ended >= 5);
+  EXPECT(guard->operators == 1 && guard->functions >= 3 && guard->remote_calls == 1);
+  EXPECT(within(60s, [&] { return guard->ended >= 5; }));  // the value of a remote call may arrive before its answer
 
   gate.entered = 0;
   gate.is_open = false;
