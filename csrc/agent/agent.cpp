@@ -574,8 +574,9 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
       const bool is_unreachable = is_lost && result.error().worker() == worker(request->to).name;
       return reliable_.finish(request, std::move(result), is_unreachable);
     }
-    timer_->after(request->pause, [this, request] { attempt(request); });
-    request->pause = std::min<Duration>(request->pause * 2, kLongestPause);
+    const auto next_pause = std::min<Duration>(request->pause * 2, kLongestPause);
+    const auto pause = std::exchange(request->pause, next_pause);
+    timer_->after(pause, [this, request] { attempt(request); });  // from now on the request is the timer's
   });
 }
 
