@@ -227,8 +227,8 @@ void nameServedMethod(const py::object& cls, const py::object& name) {
   if (!current_audit || !PyUnicode_Check(name.ptr())) return;  // the name comes from the caller
   constexpr Py_ssize_t kMostCharacters = 300;
   const auto start = py::reinterpret_steal<py::object>(PyUnicode_Substring(name.ptr(), 0, kMostCharacters));
-  const auto method =
-      py::reinterpret_steal<py::object>(PyUnicode_AsEncodedString(start.ptr(), "utf-8", "backslashreplace"));
+  const auto method = py::reinterpret_steal<py::object>(
+      start ? PyUnicode_AsEncodedString(start.ptr(), "utf-8", "backslashreplace") : nullptr);
   if (!method) throw py::error_already_set();
   current_audit->setFunction(qualifiedName(cls) + "." + std::string(py::bytes(method)));
 }
