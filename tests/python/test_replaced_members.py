@@ -95,7 +95,9 @@ held = {}
 
 def hold(name):
     held[name] = rpc.remote(name, torch.ones, args=((2,),))
-    return held[name].to_here().tolist()
+    value = held[name].to_here().tolist()
+    eventually(held[name].confirmed_by_owner)  # the value may arrive before the answer of the call that makes it
+    return value
 
 
 def use_for(seconds, name):
