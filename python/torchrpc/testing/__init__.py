@@ -84,14 +84,20 @@ def start_process(fn: Callable[..., Any], *args: Any, daemon: bool = False) -> A
 def free_port() -> int:
     """Return a TCP port on which no process listens now, at any address of this machine.
 
-    The system gives it to no outgoing connection either: Linux chooses ports for these from 32768 on.
+    The system gives it to no outgoing connection either: Linux chooses ports for these from 32768 on. The workers of
+    pytest-xdist get ports of different ranges, since two of them could choose one port before either listens.
     """
     import errno
     import secrets
     import socket
 
+    begin, size = 20000, 32768 - 20000
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")  # "gw3"
+    if worker.isdecimal():
+        size //= 16
+        begin += size * (int(worker) % 16)
     while True:
-        port = 20000 + secrets.randbelow(32768 - 20000)
+        port = begin + secrets.randbelow(size)
         with socket.socket() as listener:
             try:
                 listener.bind(("", port))
