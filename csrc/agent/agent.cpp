@@ -159,14 +159,14 @@ void Agent::reportJoined(
   // A worker repeats its announcement until it is answered. A receiver that was started again meanwhile knows the
   // worker from the store already. The announcement must not end what this incarnation of the worker holds here.
   if (before && !is_restarted) return;
+  const bool is_same_worker = is_restarted && before->info == worker;  // and not one that takes the id of a lost one
   connections_.replaceLinks(
       worker, incarnation,
-      is_restarted && before->info == worker
-          ? replacedError(worker)
-          : Error(ErrorCode::kWorkerLost, toString(worker) + " has joined under this id", worker.name));
+      is_same_worker ? replacedError(worker)
+                     : Error(ErrorCode::kWorkerLost, toString(worker) + " has joined under this id", worker.name));
   liveness_.onReplaced(worker.id);  // also if another peer has claimed the id and has gone
   if (joined_handler_) joined_handler_(worker, incarnation);
-  if (is_news) membership_.onJoined(worker, incarnation, is_restarted && before->info == worker);
+  if (is_news) membership_.onJoined(worker, incarnation, is_same_worker);
 }
 
 bool Agent::isAdmitted(const Link& link) const {
@@ -576,7 +576,7 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
     }
     const auto next_pause = std::min<Duration>(request->pause * 2, kLongestPause);
     const auto pause = std::exchange(request->pause, next_pause);
-    timer_->after(pause, [this, request] { attempt(request); });  // from now on the request is the timer's
+    timer_->after(pause, [this, request] { attempt(request); });  // may already run on the timer's thread
   });
 }
 
@@ -607,7 +607,7 @@ Result<Message> Agent::decode(Frame frame, WorkerId from, const Link* link) {
 
 namespace {
 /// Whether only members may send the message: it belongs to the group's own work, or is a call that takes part in it.
-/// The live sets of a client's contexts may come with any call of it, and are ignored.
+/// A call of a client may have the header AutogradLiveSets. It is served, and the header is ignored.
 bool isForMembers(const Message& message) {
   constexpr HeaderKind kOfMembers[] = {HeaderKind::kAutogradContext, HeaderKind::kProfiling};
   return isForMembers(message.kind) || std::ranges::any_of(message.headers, [&](const Header& header) {

@@ -96,7 +96,7 @@ class CallTable {
   static constexpr size_t kMaxCalls = 1 << 14;
   static constexpr size_t kMaxBytes = size_t{1} << 30;
 
-  static constexpr size_t kMaxSpare = 1024;
+  static constexpr size_t kMaxSpare = 1024;  // nodes, of a few hundred bytes each
 
   using Calls = std::unordered_map<CallId, Call>;
 

@@ -328,7 +328,7 @@ std::string ConnectionPool::hello() const {
 // when the worker has been admitted, and the directory has its record, does this node send over a link with the name,
 // the id and the incarnation in the record. All other links with that id are closed then. So a peer that claims the id
 // of a worker that will join later, or any incarnation, neither gets the calls for that worker nor keeps it out.
-// In a group that grows, the id of a lost worker is free for a worker of another name, in the same way.
+// In a group that grows, the same holds for a worker of another name that claims the id of a lost worker.
 void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const auto message = decodeFrame(std::move(frame));
   if (message.kind != Kind::kHello) throw Error(ErrorCode::kProtocol, "it did not begin with HELLO");

@@ -246,7 +246,7 @@ void OwnerTable::dropHeldBy(WorkerId worker, EndedList& ended) {
       if (each->second.worker == worker) eraseFork(entry, each);
     }
     if (entry.expected != kNoNumber && it->first.created_on == worker) cancelCreation(entry, ended);
-    // The call makes the entry anew if it arrives; until then nobody else needs it.
+    // Only this worker has asked for the entry. If the call still arrives, it makes a new one.
     if (entry.expected_for == worker && entry.forks.empty() && entry.rref.use_count() == 1) stopExpecting(entry);
     it = dropIfUnheld(it, ended);
   }

@@ -112,9 +112,9 @@ std::optional<Message> withSharedStorages(const Message& message, bool hides_gap
     const auto& storage = message.tensors[first->tensor].storage();
     const bool has_several = last - first > 1;
     const bool is_whole = !hides_gaps && tensor_format::isSentWhole(storage.nbytes(), used);
-    bool is_appended = has_several ? is_whole || tensor_format::isMostlyUsed(end - begin, used, 1)
-                                   : is_whole && begin > 0;  // so that the view keeps its offset
-    if (hides_gaps) is_appended = is_appended && areGapless({first, last}, message.tensors);
+    const bool may_share = has_several ? is_whole || tensor_format::isMostlyUsed(end - begin, used, 1)
+                                       : is_whole && begin > 0;  // so that the view keeps its offset
+    const bool is_appended = may_share && (!hides_gaps || areGapless({first, last}, message.tensors));
     if (is_whole) begin = 0, end = storage.nbytes();
     if (!hides_gaps) begin -= begin % kOffsetAlignment;
     if (is_appended) {

@@ -14,8 +14,8 @@ namespace torchrpc {
 /// If some tensors of the message share a storage or begin inside of one, returns the message in the form in which it
 /// is sent; otherwise nullopt. In that form, such tensors are replaced by meta tensors with their dtype, sizes and
 /// strides, and their memory is appended as tensors of bytes. A header maps the meta tensors to these. Tensors of a
-/// storage of which little is used stay as they are. The cost is a few loads for each tensor if no storage has two
-/// owners.
+/// storage of which little is used stay as they are. With `hides_gaps`, so do those of a storage of which any part
+/// between them is not used. The cost is a few loads for each tensor if no storage has two owners.
 std::optional<Message> withSharedStorages(const Message& message, bool hides_gaps);
 
 /// Returns a meta tensor with the dtype, sizes, strides and bits (see copyBits) of another tensor.

@@ -71,18 +71,18 @@ class TensorEncoder {
     }
     const auto span = elementSpan(tensor.sizes(), tensor.strides());
     const auto numel = static_cast<uint64_t>(tensor.numel());
-    const bool has_gaps = !span || !isMostlyUsed(*span, numel, tensor.itemsize());
     if (tensor.is_meta()) return range(tensor, span.value_or(0), bits);
-    if (!has_gaps && !(limits_.hides_gaps && hasGaps(tensor.sizes(), tensor.strides()))) {
+    if (span && isMostlyUsed(*span, numel, tensor.itemsize())) {
+      if (limits_.hides_gaps && hasGaps(tensor.sizes(), tensor.strides())) return withoutGaps(tensor, bits);
       return range(tensor, *span, bits);
     }
     at::NoGradGuard no_grad;
-    if (!has_gaps) return withoutGaps(tensor, bits);
     range(tensor.contiguous(), numel, bits);
   }
 
   // Encodes a copy. Dimensions of stride 0, which may be large, stay dimensions of stride 0.
   void withoutGaps(const at::Tensor& tensor, uint8_t bits) {
+    at::NoGradGuard no_grad;
     auto part = tensor;
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       if (tensor.stride(dim) == 0) part = part.narrow(dim, 0, 1);

@@ -575,6 +575,43 @@ TEST_CASE("who says that it is a connected worker gets no calls for that") {
   CHECK(call());
 }
 
+namespace {
+
+/// Whether a node answers a call over the connection, after a HELLO of that worker.
+bool answersCallAs(const Forger& forger, const WorkerInfo& worker, uint64_t incarnation) {
+  forger.send(helloAs(worker, incarnation));
+  auto request = message(kCall);
+  request.call = 1;
+  forger.send(encodeFrame(request));
+  return forger.peer->answered.get_future().wait_for(20s) == std::future_status::ready;
+}
+
+/// A worker that knows worker 0 of the group, which does not know it yet.
+struct Newcomer {
+  Newcomer(LoopbackGroup& group, const WorkerInfo& info)
+      : agent({.self = info, .incarnation = 1000}, makeLoopbackTransport(group.network()), makeThreadTimer()) {
+    agent.on(kCall, Messenger::Where::kLoop, [info](const Request&, const Responder& responder) {
+      responder.reply(message(Kind::kReply, "from " + info.name));
+    });
+    record = {.info = info, .address = agent.listen(), .incarnation = 1000};
+    agent.directory().add({.info = LoopbackGroup::infoOf(0), .address = group.address(0), .incarnation = 100});
+  }
+  ~Newcomer() { agent.close(); }
+  Newcomer(const Newcomer&) = delete;
+  Newcomer& operator=(const Newcomer&) = delete;
+
+  bool callsWorker0() {
+    Pending reply;
+    agent.request(0, message(kCall, "x"), 20s, reply.handler());
+    return reply.get().ok();
+  }
+
+  Agent agent;
+  WorkerRecord record;
+};
+
+}  // namespace
+
 TEST_CASE("who claims the id of a worker that joins later neither gets its calls nor keeps it out") {
   constexpr uint64_t kFarFuture = uint64_t{1} << 62;
   LoopbackGroup group({});
@@ -584,23 +621,12 @@ TEST_CASE("who claims the id of a worker that joins later neither gets its calls
   group.start();
   const std::string name = GENERATE("worker7", "squatter");
   const Forger squatter(group);
-  squatter.send(helloAs({name, 7}, kFarFuture));
-  auto request = message(kCall);
-  request.call = 1;
-  squatter.send(encodeFrame(request));
-  CHECK(squatter.peer->answered.get_future().wait_for(20s) == std::future_status::ready);
+  CHECK(answersCallAs(squatter, {name, 7}, kFarFuture));
 
-  Agent later({.self = {"worker7", 7}, .incarnation = 1000}, makeLoopbackTransport(group.network()), makeThreadTimer());
-  later.on(kCall, Messenger::Where::kLoop, [](const Request&, const Responder& responder) {
-    responder.reply(message(Kind::kReply, "from worker7"));
-  });
-  const auto address = later.listen();
-  later.directory().add({.info = LoopbackGroup::infoOf(0), .address = group.address(0), .incarnation = 100});
-  Pending from_later;
-  later.request(0, message(kCall, "x"), 20s, from_later.handler());
-  CHECK(from_later.get().ok());
+  Newcomer later(group, {"worker7", 7});
+  CHECK(later.callsWorker0());
   CHECK(joined.empty());
-  group[0].admit({.info = {"worker7", 7}, .address = address, .incarnation = 1000});
+  group[0].admit(later.record);
   CHECK(squatter.isRefused());
   CHECK(joined == std::vector<uint64_t>{1000});
   Pending to_later;
@@ -608,7 +634,6 @@ TEST_CASE("who claims the id of a worker that joins later neither gets its calls
   CHECK(to_later.get().take().payload == "from worker7");
   CHECK(group[0].counts().connections == 1);  // that which worker7 has opened
   CHECK(group[0].membership().living({{"worker7", 7}}).size() == 1);
-  later.close();
 }
 
 TEST_CASE("the id of a lost worker is free for a worker of another name, in a group that grows") {
@@ -626,34 +651,26 @@ TEST_CASE("the id of a lost worker is free for a worker of another name, in a gr
   early.send(helloAs({"another", 1}, 500));
   CHECK(early.isRefused());  // worker1 lives
   group[1].close();
-  while (!group[0].membership().living({LoopbackGroup::infoOf(1)}).empty()) std::this_thread::yield();
+  REQUIRE(eventually([&] { return group[0].membership().living({LoopbackGroup::infoOf(1)}).empty(); }));
 
   const Forger squatter(group);
-  squatter.send(helloAs({"squatter", 1}, 500));
   if (!grows) {
+    squatter.send(helloAs({"squatter", 1}, 500));
     CHECK(squatter.isRefused());
     return;
   }
-  auto request = message(kCall);
-  request.call = 1;
-  squatter.send(encodeFrame(request));
-  CHECK(squatter.peer->answered.get_future().wait_for(20s) == std::future_status::ready);
-  Agent later({.self = {"another", 1}, .incarnation = 1000}, makeLoopbackTransport(group.network()), makeThreadTimer());
-  later.on(kCall, Messenger::Where::kLoop, [](const Request&, const Responder& responder) {
-    responder.reply(message(Kind::kReply, "from another"));
-  });
-  const auto address = later.listen();
-  later.directory().add({.info = LoopbackGroup::infoOf(0), .address = group.address(0), .incarnation = 100});
-  Pending from_later;
-  later.request(0, message(kCall, "x"), 20s, from_later.handler());
-  CHECK(from_later.get().ok());
-  CHECK_FALSE(call(1).ok());  // nothing goes to a worker that has not been admitted
-  group[0].admit({.info = {"another", 1}, .address = address, .incarnation = 1000});
+  CHECK(answersCallAs(squatter, {"squatter", 1}, 500));
+  Newcomer later(group, {"another", 1});
+  CHECK(later.callsWorker0());
+  // Nothing goes to a worker that has not been admitted: the call fails, and does not wait for an answer.
+  const auto to_lost = call(1);
+  REQUIRE_FALSE(to_lost.ok());
+  CHECK(to_lost.error().code() == ErrorCode::kWorkerLost);
+  group[0].admit(later.record);
   CHECK(squatter.isRefused());
   CHECK(call(1).take().payload == "from another");
   CHECK(group[0].directory().info("another")->id == 1);
   CHECK_FALSE(group[0].directory().info("worker1"));
-  later.close();
 }
 
 TEST_CASE("a group of a fixed size has no place for a rank beyond its size") {
@@ -669,11 +686,7 @@ TEST_CASE("who is not known has one id at a time, and none that no group has") {
   group[0].on(kCall, Messenger::Where::kLoop, echo);
   group.start();
   const Forger first(group), second(group), third(group);
-  first.send(helloAs({"squatter", 7}, 500));
-  auto request = message(kCall);
-  request.call = 1;
-  first.send(encodeFrame(request));
-  CHECK(first.peer->answered.get_future().wait_for(20s) == std::future_status::ready);
+  CHECK(answersCallAs(first, {"squatter", 7}, 500));
   second.send(helloAs({"squatter", 8}, 500));
   CHECK(second.isRefused());
   third.send(helloAs({"stranger", kMaxWorldSize}, 500));

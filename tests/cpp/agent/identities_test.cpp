@@ -71,7 +71,7 @@ TEST_CASE("calls of a client take part neither in autograd nor in profiles") {
     CHECK(result.error().code() == ErrorCode::kNotAllowed);
   }
   CHECK(t.served.empty());
-  // Its contexts end on their own; that they do is no reason to refuse a call.
+  // A call that tells which of the client's contexts are alive is served.
   auto request = message(Kind::kPythonCall);
   request.headers.push_back({HeaderKind::kAutogradLiveSets, "anything"});
   CHECK(t.send(1, std::move(request)).ok());
