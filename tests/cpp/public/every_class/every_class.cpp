@@ -756,7 +756,8 @@ void options() {
       if (options.name != "server") return;
       options.allowed_functions = {{"cpp_function(add)", "cpp_function(at*", "aten::add"}};
       options.quotas = {
-          CallerQuota{.callers = "client-*", .calls = 2, .bytes = 1 << 20, .rrefs = 1, .connections = 10},
+          // More calls than run at a time: the fetch of a refused reference counts until the reference is deleted.
+          CallerQuota{.callers = "client-*", .calls = 10, .bytes = 1 << 20, .rrefs = 1, .connections = 10},
           {.callers = "other", .bytes = 10'000}};
       options.audit_log = audit_log;
     });
