@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -111,9 +110,9 @@ def work(args, rank, port):
 
 
 def measure(args, system, variant=""):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    from torchrpc.testing import free_port
+
+    port = free_port()
     command = [sys.executable, __file__, "--device", args.device, "--sizes", ",".join(args.sizes), "--rpc", system]
     command += ["--seconds", str(args.seconds), "--variant", variant]
     environment = {**os.environ, "TORCHRPC_REPLACE": "0"}

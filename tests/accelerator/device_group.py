@@ -12,13 +12,13 @@ import contextlib
 import multiprocessing as mp
 import multiprocessing.util
 import os
-import socket
 import sys
 from pathlib import Path
 
 import torch
 
 import torchrpc.rpc as rpc
+from torchrpc.testing import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -60,9 +60,7 @@ def group(maps, environment_of_others=None, **options):
 
     All workers have the same `options`, except that {name} in `identity` becomes the name of the worker.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     context = mp.get_context("spawn")
     others = [
         context.Process(target=_serve, args=(rank, url, maps, options, environment_of_others or {}))

@@ -6,13 +6,12 @@ the tensor to be lent.
 
 import multiprocessing
 import os
-import signal
 
 import pytest
 import sim
 import torch
 from device_pair import HERE, lent_bytes, loans, loans_of, metrics, path
-from waiting import eventually
+from waiting import eventually, stop
 
 import torchrpc.rpc as rpc
 
@@ -58,7 +57,7 @@ def a_call_that_may_be_repeated_lends_nothing(size):
 
 def a_killed_receiver_leaves_nothing_lent(size):
     path()
-    os.kill(rpc.rpc_sync("w1", os.getpid), signal.SIGSTOP)
+    stop(rpc.rpc_sync("w1", os.getpid))
     calls = [rpc.rpc_async("w1", sum_of, (torch.ones(size, device=HERE),)) for _ in range(3)]
     eventually(lambda: lent_bytes() == 3 * 4 * size)
     multiprocessing.active_children()[0].kill()

@@ -114,19 +114,19 @@ def lose(run: Run, survivor, number: signal.Signals) -> str:
     time.sleep(0.3)  # until the call is under way
     victim.send_signal(number)
     limit = KILLED_LIMIT_S if number == signal.SIGKILL else STOPPED_LIMIT_S
-    seen = named(first.expect("lost", within=limit + 20), limit, run.system)
+    seen = named(first.expect("lost", within=limit + 20), limit * run.patience, run.system)
     other = first.expect("other")
     check(not other["type"], f"the other workers cannot call each other: {other['text']}")
     third.send_command("end")
-    return f"{seen}; shutdown {ended(first, third, run.system)}"
+    return f"{seen}; shutdown {ended(first, third, run)}"
 
 
-def ended(first: Process, third: Process, system: str) -> str:
+def ended(first: Process, third: Process, run: Run) -> str:
     """Check that both survivors shut down in time with an error that names worker1."""
     outcomes = [process.expect("end", within=15) for process in (first, third)]
     for outcome in outcomes:
-        check(outcome["seconds"] <= 8, f"shutdown took {outcome['seconds']:.1f} s")
-        if system == "torchrpc":
+        check(outcome["seconds"] <= 8 * run.patience, f"shutdown took {outcome['seconds']:.1f} s")
+        if run.system == "torchrpc":
             check(
                 outcome["type"] == "WorkerLostError" and "worker1" in outcome["text"],
                 f"shutdown said: {outcome['text']}",
@@ -266,7 +266,7 @@ def shut_down_without(run: Run, number: signal.Signals, victim_rank: int) -> str
     for process in survivors:
         outcome = process.expect("end", within=20)
         seen.append(outcome["seconds"])
-        check(outcome["seconds"] <= 10, f"{process.name} took {outcome['seconds']:.1f} s")
+        check(outcome["seconds"] <= 10 * run.patience, f"{process.name} took {outcome['seconds']:.1f} s")
         if run.system == "torchrpc":
             check(name in outcome["text"], f"{process.name} does not name {name}: {outcome['text']}")
     return f"{max(seen):.1f} s, naming {name}"
@@ -280,7 +280,7 @@ for rank in (1, 0):
 
 @case("shutdown waits for a live worker's long job")
 def shutdown_waits(run: Run) -> str:
-    first, second = run.group(work_at_the_end, leave, liveness=1)
+    first, second = run.group(work_at_the_end, leave)
     first.expect("ready"), second.expect("ready")
     second.send_command("end")
     job = first.expect("job", within=20)
@@ -379,11 +379,12 @@ def cut_off(run: Run) -> str:
         first.expect("calling")
         time.sleep(0.3)  # until the call is under way
         ip(f"-n {here} link set va down")
-        seen = named(first.expect("lost", within=STOPPED_LIMIT_S + 20), STOPPED_LIMIT_S, run.system)
+        limit = STOPPED_LIMIT_S
+        seen = named(first.expect("lost", within=limit + 20), limit * run.patience, run.system)
         check(not first.expect("other")["type"], "the other workers cannot call each other")
         third.send_command("end")
         victim.send_command("end")
-        return f"{seen}; shutdown {ended(first, third, run.system)}"
+        return f"{seen}; shutdown {ended(first, third, run)}"
     finally:
         ip(f"netns del {here}", f"netns del {there}")
 

@@ -29,7 +29,10 @@ def ends(run: Run, first_function, codes: tuple[int, ...], number: signal.Signal
         first.send_signal(number)
     code = first.exit_code(within=LIMIT_S + 3)
     seconds = time.monotonic() - start
-    check(code in codes and seconds <= LIMIT_S, f"exit code {code} after {seconds:.1f} s{first.last_error_line()}")
+    check(
+        code in codes and seconds <= LIMIT_S * run.patience,
+        f"exit code {code} after {seconds:.1f} s{first.last_error_line()}",
+    )
     second.send_command("end")
     return f"exit code {code} after {seconds:.1f} s"
 

@@ -33,6 +33,7 @@ class Settings:
     system: str = "torchrpc"
     scale: float = 0.01
     transport: str = ""
+    patience: float = 1.0  # a factor of all limits on time, larger where other programs run as well
 
 
 @dataclass
@@ -72,7 +73,7 @@ def run_case(case: Case, settings: Settings) -> Outcome:
     if settings.system not in case.systems:
         return Outcome(case.part, case.name, "-", 0.0, f"cannot be done on {settings.system}")
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(settings, start + case.limit, case.function.__module__, Path(folder))
+        run = Run(settings, start + case.limit * settings.patience, case.function.__module__, Path(folder))
         try:
             verdict, seen = "pass", case.function(run)
         except CaseFailure as failure:
@@ -89,6 +90,7 @@ class Process:
     name: str
     popen: subprocess.Popen
     deadline: float
+    patience: float
     events: "queue.Queue[dict | None]" = field(default_factory=queue.Queue)
     errors: Path = Path()
 
@@ -101,6 +103,7 @@ class Process:
 
     def expect(self, event: str, within: float = 30.0) -> Any:
         """Wait for that event, skip others, and return its value."""
+        within *= self.patience
         end = min(time.monotonic() + within, self.deadline)
         while True:
             try:
@@ -125,6 +128,7 @@ class Process:
         self.popen.send_signal(number)
 
     def exit_code(self, within: float) -> int:
+        within *= self.patience
         try:
             return self.popen.wait(min(within, max(self.deadline - time.monotonic(), 0)))
         except subprocess.TimeoutExpired:
@@ -141,7 +145,7 @@ class Run:
 
     def __init__(self, settings: Settings, deadline: float, module: str, folder: Path) -> None:
         self.settings = settings
-        self.system, self.scale = settings.system, settings.scale
+        self.system, self.scale, self.patience = settings.system, settings.scale, settings.patience
         self.deadline, self.module, self.folder = deadline, module, folder
         self.processes: list[Process] = []
         self.prefix: list[str] = []
@@ -198,7 +202,7 @@ class Run:
                 text=True,
                 start_new_session=True,
             )
-        process = Process(f"worker{rank}", popen, self.deadline, errors=errors)
+        process = Process(f"worker{rank}", popen, self.deadline, self.patience, errors=errors)
         threading.Thread(target=process.read, daemon=True).start()
         self.processes.append(process)
         return process

@@ -51,6 +51,20 @@ def sleep(seconds):
     return seconds
 
 
+may_end = threading.Event()
+
+
+def last_until_told():
+    """Run until let_end() is called on this worker."""
+    assert may_end.wait(50)
+    may_end.clear()
+    return "ended"
+
+
+def let_end():
+    may_end.set()
+
+
 def fail():
     raise ValueError("Expected error")
 
@@ -108,10 +122,11 @@ def test_the_result_is_torchs_own_future_with_callbacks():
 
 
 def test_the_repr_of_a_future_tells_function_worker_and_state():
-    slow = rpc.rpc_async("worker2", sleep, (0.3,))
-    assert repr(slow) == "Future(sleep on worker2, pending)"
+    slow = rpc.rpc_async("worker2", last_until_told)
+    assert repr(slow) == "Future(last_until_told on worker2, pending)"
+    rpc.rpc_sync("worker2", let_end)
     slow.wait()
-    assert repr(slow) == "Future(sleep on worker2, done)"
+    assert repr(slow) == "Future(last_until_told on worker2, done)"
     failing = rpc.rpc_async("worker1", fail)
     with pytest.raises(ValueError):
         failing.wait()
@@ -172,14 +187,14 @@ def test_a_coroutine_awaits_calls():
 
 def test_the_event_loop_runs_while_a_call_is_awaited():
     async def main():
-        ticks = 0
-        call = asyncio.ensure_future(rpc.rpc_async("worker1", sleep, (0.2,)))
-        while not call.done():
-            ticks += 1
+        call = asyncio.ensure_future(rpc.rpc_async("worker1", last_until_told))
+        for _ in range(3):
             await asyncio.sleep(0.01)  # the loop serves another task during the call
-        return ticks
+            assert not call.done()
+        await rpc.rpc_async("worker1", let_end)
+        return await call
 
-    assert asyncio.run(main()) > 2
+    assert asyncio.run(main()) == "ended"
 
 
 def test_await_raises_the_error_of_the_call():
@@ -197,19 +212,20 @@ def test_await_raises_the_error_of_the_call():
 
 def test_a_cancelled_wait_for_a_shielded_call_affects_neither_the_call_nor_the_event_loop():
     async def main():
-        future = rpc.rpc_async("worker1", sleep, (0.1,))
+        future = rpc.rpc_async("worker1", last_until_told)
         call = asyncio.ensure_future(future)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(call), 0.01)
         assert not future.done()
+        await rpc.rpc_async("worker1", let_end)
         return await call
 
-    assert asyncio.run(main()) == 0.1
+    assert asyncio.run(main()) == "ended"
 
 
 def test_an_event_loop_may_close_before_the_call_ends():
     async def main():
-        future = rpc.rpc_async("worker1", sleep, (0.1,))
+        future = rpc.rpc_async("worker1", last_until_told)
         waiting = asyncio.ensure_future(future)
         await asyncio.sleep(0)  # lets `waiting` begin to wait
         return future, waiting
@@ -217,7 +233,8 @@ def test_an_event_loop_may_close_before_the_call_ends():
     loop = asyncio.new_event_loop()
     future, waiting = loop.run_until_complete(main())
     loop.close()
-    assert future.wait() == 0.1
+    rpc.rpc_sync("worker1", let_end)
+    assert future.wait() == "ended"
     assert not waiting.done()
 
 

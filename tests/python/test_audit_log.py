@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import stat
-import time
+import threading
 
 import pytest
 import torch
@@ -177,16 +177,33 @@ def test_a_function_that_raises_costs_its_events_only():
         eventually(lambda: int(rpc.rpc_sync("worker1", rpc._get_debug_info)[dropped]) >= 3)
 
 
-def slow(event):
-    time.sleep(0.01)  # the function under test is slow
+may_go_on = threading.Event()
+held = []
+
+
+def hold(event):
+    held.append(event)
+    may_go_on.wait()
+
+
+def count_held():
+    return len(held)
+
+
+def release():
+    may_go_on.set()
 
 
 def test_a_slow_function_does_not_hold_up_calls():
-    with workers(2, audit_log=slow):
-        start = time.monotonic()
-        for _ in range(300):
-            rpc.rpc_sync("worker1", length, args=("abc",))
-        assert time.monotonic() - start < 2.5  # 3 s of sleep
+    with workers(2, audit_log=hold):
+        try:
+            for _ in range(300):
+                rpc.rpc_sync("worker1", length, args=("abc",))
+            eventually(lambda: rpc.rpc_sync("worker1", count_held))
+            assert rpc.rpc_sync("worker1", count_held) == 1  # the first event is still being recorded
+        finally:
+            release()
+            rpc.rpc_sync("worker1", release)
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path):

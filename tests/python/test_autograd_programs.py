@@ -238,6 +238,7 @@ def large_times_weight(x):
     return (x * large_weight).tanh()
 
 
+@pytest.mark.timeout(400)
 def test_memory_stops_growing_on_both_workers():
     # The allocator gets more memory when a thread first runs a function, which may happen late.
     sizes = []

@@ -400,6 +400,7 @@ def left_behind():
     return {name: int(count) for name, count in counts.items() if int(count)}
 
 
+@pytest.mark.timeout(400)
 def test_gradients_of_random_models_equal_those_in_one_process(monkeypatch):
     # pytest would keep the records of functions that raised, with their frames, which have RRefs.
     monkeypatch.setattr(logging.getLogger("torchrpc.calls"), "disabled", True)

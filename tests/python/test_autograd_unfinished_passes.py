@@ -39,7 +39,7 @@ def all_zero(count, names):
 
 def set_timeout_everywhere(seconds):
     for worker in ("worker1", "worker0"):
-        rpc.rpc_sync(worker, rpc._set_rpc_timeout, (seconds,))
+        rpc.rpc_sync(worker, rpc._set_rpc_timeout, (seconds,), timeout=60)
 
 
 def test_a_fast_pass_with_an_unused_result_times_out_with_advice():
@@ -47,13 +47,13 @@ def test_a_fast_pass_with_an_unused_result_times_out_with_advice():
         x = leaf()
         rpc.rpc_sync("worker1", torch.add, (x, 2))
         loss = rpc.rpc_sync("worker1", torch.mul, (x, 2)).sum()
-        set_timeout_everywhere(1)
+        set_timeout_everywhere(3)
         start = time.monotonic()
         with pytest.raises(
             RuntimeError, match=r"set timeout: .* misses the gradients of 1 of the 2 messages"
         ) as raised:
             dist_autograd.backward(context_id, [loss], mode="fast")
-        assert 1 <= time.monotonic() - start < 10
+        assert 3 <= time.monotonic() - start < 30
         assert 'use mode="smart", or detach' in str(raised.value)
         set_timeout_everywhere(60)
         eventually(lambda: all_zero(passes_under_way, ["worker0", "worker1"]))
@@ -122,7 +122,7 @@ def test_a_worker_that_dies_during_a_pass_is_named_soon(victim, mode):
             start = time.monotonic()
             with pytest.raises(RuntimeError, match=victim):
                 dist_autograd.backward(context_id, [loss], mode=mode)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 20  # the time-outs of silent workers and of calls are longer
         alive = {"worker0", "worker1", "worker3"} - {victim}
         eventually(lambda: all_zero(passes_under_way, alive))
         eventually(lambda: all_zero(contexts_here, alive))

@@ -42,11 +42,15 @@ def test_a_full_batch_is_answered_at_once():
 
 def test_a_missing_caller_cannot_stall_the_others():
     recorder = Recorder(max_batch=3, timeout=0.05)
+    recorder.go.clear()
     start = time.monotonic()
-    futures = [recorder.call(x) for x in (1, 2)]
-    assert torch.futures.wait_all(futures) == [2, 3]
+    futures = [recorder.call(0)]
+    assert recorder.entered.wait(10)
+    futures += [recorder.call(x) for x in (1, 2)]  # both arrive before their batch can begin
+    recorder.go.set()
+    assert torch.futures.wait_all(futures) == [1, 2, 3]
     assert 0.05 <= time.monotonic() - start < LONG
-    assert recorder.batches == [[1, 2]]
+    assert recorder.batches == [[0], [1, 2]]
 
 
 def test_without_a_timeout_calls_that_arrive_during_an_invocation_form_a_batch():

@@ -168,17 +168,20 @@ def test_the_cpp_parameter_server_learns_the_digits_without_python(tutorials, di
 
 
 def test_the_same_parameter_server_in_python_learns_the_digits(digits, run_python):
-    run = run_python(ROOT / "tutorials/cpp/parameter_server.py", digits, "--epochs=10")
+    port = {"MASTER_PORT": str(free_port())}
+    run = run_python(ROOT / "tutorials/cpp/parameter_server.py", digits, "--epochs=10", env=port)
     assert_both_trainers_learned(run.stdout)
 
 
+@pytest.mark.timeout(400)  # the first of these tests builds the programs
 def test_python_calls_a_cpp_function_faster(tutorials, run_python):
-    library = tutorials / "libcpp_function.so"
-    run = run_python(ROOT / "tutorials/cpp/cpp_function.py", library, "--seconds=1")
+    library, port = tutorials / "libcpp_function.so", {"MASTER_PORT": str(free_port())}
+    run = run_python(ROOT / "tutorials/cpp/cpp_function.py", library, "--seconds=1", env=port)
     assert "with the same results" in run.stdout
     assert float(re.search(r"called ([\d.]+) times as often", run.stdout)[1]) > 1
 
 
+@pytest.mark.timeout(400)
 def test_an_agent_in_python_learns_from_environments_in_cpp(tutorials, run_python):
     server = tutorials / "environment_server"
     assert_without_python(server)

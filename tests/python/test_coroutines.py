@@ -64,7 +64,7 @@ async def grad_mode_after_a_pause(enabled):
 async def call_without_end():
     begin = time.monotonic()
     try:
-        await rpc.rpc_async("worker0", time.sleep, args=(3,))
+        await rpc.rpc_async("worker0", double, args=(1, 60.0))
     finally:
         failed_after.append(time.monotonic() - begin)
 
@@ -108,9 +108,11 @@ class Environment:
     def __init__(self):
         self.steps = 0
 
-    async def step(self, delay_s=0.0):
+    async def step(self, last=0):
+        """Make a step; return how many there are when there are `last` of them."""
         self.steps += 1
-        await asyncio.sleep(delay_s)  # the function under test is slow
+        while self.steps < last:
+            await asyncio.sleep(0.01)  # the function under test is slow
         return self.steps
 
 
@@ -138,7 +140,7 @@ def test_coroutines_run_at_once_on_one_thread():
     begin = time.monotonic()
     futures = [rpc.rpc_async("worker1", double, (i, 0.5)) for i in range(200)]
     assert torch.futures.wait_all(futures) == [2 * i for i in range(200)]
-    assert time.monotonic() - begin < 5  # one after the other they take 100
+    assert time.monotonic() - begin < 50  # one after the other they take 100
     assert {rpc.rpc_sync("worker1", name_of_thread) for _ in range(5)} == {"torchrpc-asyncio"}
 
 
@@ -146,7 +148,7 @@ def test_coroutines_may_call_back_and_methods_may_be_coroutines():
     assert torch.equal(rpc.rpc_sync("worker1", call_back, (torch.ones(2),)), torch.full((2,), 3.0))
     environment = rpc.remote("worker1", Environment)
     assert environment.rpc_sync().step() == 1
-    steps = [environment.rpc_async().step(0.1) for _ in range(3)]
+    steps = [environment.rpc_async().step(4) for _ in range(3)]
     assert sorted(torch.futures.wait_all(steps)) == [4, 4, 4]
     assert environment.remote().step().to_here() == 5
 
@@ -173,8 +175,8 @@ def test_each_step_has_the_grad_mode_of_its_coroutine():
 
 def test_calls_of_a_coroutine_inherit_its_deadline():
     with pytest.raises(rpc.RpcTimeoutError):
-        rpc.rpc_sync("worker1", call_without_end, timeout=0.5)
-    assert eventually(lambda: rpc.rpc_sync("worker1", last_failure))[0] < 2
+        rpc.rpc_sync("worker1", call_without_end, timeout=2)  # the coroutine begins in that time
+    assert eventually(lambda: rpc.rpc_sync("worker1", last_failure))[0] < 30
 
 
 def test_shutdown_in_a_coroutine_is_an_error():
@@ -215,9 +217,9 @@ def test_asyncio_takes_futures_everywhere():
         task = asyncio.create_task(rpc.rpc_async("worker1", double, (5, 0.05)))
         shared = rpc.rpc_async("worker1", double, (6, 0.05))
         gathered = await asyncio.gather(rpc.rpc_async("worker1", double, (4,)), task, shared, shared)
-        waited = await asyncio.wait_for(rpc.rpc_async("worker1", double, (8,)), 5)
+        waited = await asyncio.wait_for(rpc.rpc_async("worker1", double, (8,)), 60)
         many = [asyncio.create_task(rpc.rpc_async("worker1", double, (i, 0.01))) for i in range(50)]
-        done, pending = await asyncio.wait(many, timeout=5)
+        done, pending = await asyncio.wait(many, timeout=60)
         assert not pending and sum(each.result() for each in done) == 2 * sum(range(50))
         return gathered, waited, await asyncio.shield(rpc.rpc_async("worker1", double, (9,)))
 
@@ -237,10 +239,10 @@ def test_errors_and_time_outs_end_the_task():
         with pytest.raises(KeyError, match="not there"):
             await asyncio.create_task(rpc.rpc_async("worker1", fail))
         begin = time.monotonic()
-        slow = rpc.rpc_async("worker1", double, (1, 1.0))
+        slow = rpc.rpc_async("worker1", double, (1, 60.0))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.create_task(slow), 0.05)
-        assert time.monotonic() - begin < 0.8
+        assert time.monotonic() - begin < 30
         with pytest.raises(rpc.CancelledError):
             await slow
 
@@ -274,5 +276,5 @@ def end_while_a_coroutine_runs(rank, path, url):
 def test_coroutines_are_cancelled_when_their_worker_ends(tmp_path):
     url = f"file://{tmp_path}/store"
     _, (took, threads) = run_ranks(end_while_a_coroutine_runs, 2, tmp_path / "begun", url, init=False)
-    assert took < 12  # it gives calls that it serves 5 seconds to answer
+    assert took < 30  # it gives calls that it serves 5 seconds to answer
     assert "torchrpc-asyncio" not in threads

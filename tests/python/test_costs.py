@@ -1,6 +1,7 @@
 """What a call costs, compared with the table that benchmarks/costs keeps."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 COSTS = Path(__file__).resolve().parents[2] / "benchmarks" / "costs"
 pytestmark = [
     pytest.mark.skipif(not (shutil.which("cc") and shutil.which("addr2line")), reason="needs cc: a C compiler"),
+    pytest.mark.timeout(700),
     pytest.mark.skipif(sys.platform != "linux", reason="needs glibc"),
 ]
 
@@ -19,7 +21,7 @@ pytestmark = [
 def costs(hook_path):
     def run(*arguments):
         command = [sys.executable, COSTS, *map(str, arguments)]
-        return subprocess.run(command, env=hook_path, capture_output=True, text=True, timeout=110)
+        return subprocess.run(command, env=hook_path, capture_output=True, text=True, timeout=300)
 
     return run
 
@@ -42,7 +44,8 @@ def test_a_row_that_has_grown_is_named_with_what_to_do(costs, tmp_path):
     assert run.returncode == 1, run.stdout + run.stderr
     assert "nothing in or out: allocations of the callee grew from" in run.stdout
     assert "--where allocations --side callee --transports shm --rows '^nothing$'" in run.stdout
-    assert run.stdout.count(" grew from ") == 1
+    # The counts of mutexes depend on what else runs.
+    assert len(re.findall(r": allocations of the \w+ grew from ", run.stdout)) == 1
 
 
 def test_places_that_lock_mutexes_are_named(costs):

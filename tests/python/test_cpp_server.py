@@ -126,6 +126,7 @@ def test_the_server_is_short():
     assert len((SOURCE / "server.cpp").read_text().splitlines()) <= 100
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_the_server_ends_by_a_signal_before_its_group_has_formed(group, sent):
     server = group.start("server")
@@ -141,5 +142,5 @@ def test_the_server_ends_by_a_signal_before_its_group_has_formed(group, sent):
 
     assert eventually(health_code) == 503  # its node waits for the other workers
     server.send_signal(sent)
-    server.wait(10)
+    server.wait(60)
     assert "search serves" not in output_of(server)

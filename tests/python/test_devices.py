@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -339,12 +338,10 @@ def test_a_call_waits_for_the_work_that_computes_its_arguments_but_its_caller_do
         stream.wait_stream(sim.default_stream(0))
         with sim.hold(stream):
             tensor = one + 1
-            begun = time.monotonic()
             future = rpc.rpc_async("w1", add, (tensor, tensor))
-            took = time.monotonic() - begun
+            assert not stream.query()  # the caller has not waited for it
             remains(lambda: not future.done(), 0.05)
             del tensor
-    assert took < 1
     assert values(future.wait()) == [4] * 4
 
 
@@ -507,6 +504,7 @@ def limit_memory(size):
 
 @with_group
 def test_a_call_fails_if_the_memory_of_the_device_does_not_suffice():
+    before = sim.memory_allocated(HERE)
     rpc.rpc_sync("w1", limit_memory, (1 << 20,))
     try:
         with pytest.raises(
@@ -516,6 +514,7 @@ def test_a_call_fails_if_the_memory_of_the_device_does_not_suffice():
         assert rpc.rpc_sync("w1", devices_of, (full(1),)) == ["sim:1"]
     finally:
         rpc.rpc_sync("w1", limit_memory, (None,))
+    eventually(lambda: sim.memory_allocated(HERE) <= before)  # what the failed call has lent is back
     sim.set_memory_limit(HERE, sim.memory_allocated(HERE) + (1 << 20))
     try:
         with pytest.raises(
@@ -658,25 +657,28 @@ def parameter_devices(rref):
 # --- programs ---
 
 
-def program(path, *arguments):
+def program(path, *arguments, **variables):
     """Run a Python program of this tree in processes that all have the simulated devices."""
     isolated.skip_unless_built()
     path.joinpath("sitecustomize.py").write_text("import sim\n\nsim.load()\n")
     folders = [str(path), str(Path(sim.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "SIM_START_DELAY_S": "0.0001"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "SIM_START_DELAY_S": "0.0001", **variables}
     command = [sys.executable, "-m", "torchrpc", *arguments]
-    run = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, timeout=200)
+    run = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
 
+@pytest.mark.timeout(400)
 def test_a_parameter_server_on_a_device(tmp_path):
     tutorial = Path(__file__).parents[2] / "tutorials" / "parameter_server.py"
-    output = program(tmp_path, str(tutorial), "--device=sim", "--images=320", "--epochs=2", "--lr=0.1")
+    options = ("--device=sim", "--images=320", "--epochs=2", "--lr=0.1")
+    output = program(tmp_path, str(tutorial), *options, MASTER_PORT=str(free_port()))
     start, end = map(float, re.search(r"loss ([\d.]+) at the start, ([\d.]+) at the end", output).groups())
     assert end < 0.8 * start
 
 
+@pytest.mark.timeout(400)
 def test_the_doctor_names_the_devices(tmp_path):
     output = program(tmp_path, "doctor")
     assert "accelerators: sim:0, sim:1, sim:2, sim:3" in output
@@ -685,17 +687,20 @@ def test_the_doctor_names_the_devices(tmp_path):
         assert f"sim:{index}: to another process of this machine in shared memory of the device" in output
 
 
+@pytest.mark.timeout(400)
 def test_the_doctor_says_why_devices_share_no_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("SIM_SHARING", "refused")
     output = program(tmp_path, "doctor")
     assert "sim:0: to another process of this machine through host memory: cannot map shared memory of sim:0" in output
 
 
+@pytest.mark.timeout(400)
 def test_tensors_arrive_whole_by_each_way(tmp_path):
     output = program(tmp_path, str(Path(__file__).parents[1] / "gpu" / "ways.py"), "--device=sim")
     assert output.count("in shared memory of the device") == output.count("through host memory") == 2
 
 
+@pytest.mark.timeout(400)
 def test_the_benchmark_of_devices(tmp_path):
     benchmark = Path(__file__).parents[2] / "benchmarks" / "devices.py"
     output = program(tmp_path, str(benchmark), "--device=sim", "--sizes=4K,1M", "--seconds=0.05", "--rpc=torchrpc")

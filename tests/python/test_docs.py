@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from doc_pages import blocks, run_fragments
+from waiting import eventually
 
+import torchrpc.rpc as rpc
 from torchrpc import testing
 from torchrpc.__main__ import INSPECTING, USAGE
 
@@ -54,6 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("page", WITH_FRAGMENTS, ids=name)
 def test_the_fragments_of_a_page_run(folder, tmp_path, monkeypatch, request, page):
+    eventually(lambda: rpc._get_debug_info()["agent.num_pending_calls"] == "0")  # those of the page before it
     monkeypatch.chdir(tmp_path)
     logger = logging.getLogger("torchrpc")
     request.addfinalizer(functools.partial(logger.setLevel, logger.level))  # the page about the log changes it

@@ -158,7 +158,7 @@ def run_through(redirect, tmp_path, attack, encryption="auto", world_size=2, div
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")])),
-        "TORCHRPC_INIT_TIMEOUT": "30",
+        "TORCHRPC_INIT_TIMEOUT": "60",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "LD_PRELOAD": str(redirect),

@@ -5,7 +5,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -41,8 +40,15 @@ def call_itself(function, *args):
     return rpc.rpc_sync("worker0", function, args=args)
 
 
+may_end = threading.Event()
+
+
 def slow():
-    time.sleep(0.5)  # the function under test is slow
+    may_end.wait(50)
+
+
+def let_end():
+    may_end.set()
 
 
 def call_slow():
@@ -120,6 +126,8 @@ def test_a_timeout_is_a_timeout_error_wherever_it_is_raised(group):
         rpc.rpc_async("worker1", slow, timeout=0.05).wait()
     with pytest.raises(rpc.RpcTimeoutError, match="On WorkerInfo"):
         rpc.rpc_sync("worker1", call_slow)
+    for name in ("worker0", "worker1"):
+        rpc.rpc_sync(name, let_end)
 
 
 def test_a_worker_that_does_not_exist_is_an_rpc_error(group):

@@ -15,6 +15,9 @@ from torchrpc.testing import run_ranks
 
 TIMEOUT_S = 30
 
+# A program has a few milliseconds after init_rpc, and a little less after a gathering.
+short_times = pytest.mark.alone("a program must go on within milliseconds, which it does not where others run as well")
+
 ready = ""
 
 
@@ -88,6 +91,7 @@ def run_late_init(rank, size, url):
     return answer
 
 
+@short_times
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_call_that_arrives_before_init_rpc_has_returned_finds_what_is_set_up_after_it(tmp_path, grows):
     size = None if grows else 2
@@ -117,6 +121,7 @@ def run_late_leader(rank, url):
     return answer
 
 
+@short_times
 def test_a_call_that_arrives_before_all_gather_has_returned_finds_what_is_set_up_after_it(tmp_path):
     url = f"file://{tmp_path}/store"
     assert run_ranks(run_late_leader, 3, url, start_method="forkserver", init=False) == ["", "gathered", ""]
@@ -218,6 +223,7 @@ def counts(seen):
     return early, last
 
 
+@short_times
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_programs_win_the_race_for_what_they_set_up_after_init_rpc(size):
     starts = 80 // size

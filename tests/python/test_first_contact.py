@@ -7,6 +7,7 @@ import threading
 import time
 
 import torch
+from waiting import stop
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import workers
@@ -50,7 +51,7 @@ def test_a_call_waits_while_this_process_has_no_descriptor():
 
 
 def stop_for(pid, seconds):
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
 
 

@@ -255,7 +255,7 @@ def test_the_end_of_a_worker_is_seen_although_its_child_lives(transport):
         try:
             with pytest.raises(RuntimeError, match="worker1"):
                 rpc.rpc_sync("worker1", os.kill, args=(pid, signal.SIGKILL))
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 20  # the time-out of silent workers and the life of the child are longer
         finally:
             os.kill(sleeper, signal.SIGKILL)
             rpc.shutdown(graceful=False)
@@ -287,7 +287,7 @@ def test_a_child_that_runs_to_the_end_of_the_interpreter_is_silent(tmp_path):
         )
     )
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(testing.free_port())}
-    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0 and ended.stdout == "done\n" and not ended.stderr, ended.stderr
 
 

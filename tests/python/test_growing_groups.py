@@ -258,7 +258,7 @@ def test_a_worker_that_waits_to_leave_does_so_when_the_store_ends():
     thread, entered = wait_to_leave(client)
     assert not entered
     del store, group
-    thread.join(5)
+    thread.join(TIMEOUT_S)  # a leaver that waited for the token would get an error when the store's time-out has passed
     assert entered == ["leaver"]
 
 
@@ -270,4 +270,5 @@ def test_the_holder_of_the_token_is_named():
         _utils._group_membership_management(group, "joiner", True),
     ):
         pass
+    group.set_timeout(timedelta(seconds=TIMEOUT_S))
     assert group.get(_utils._TOKEN) == b"holder"

@@ -119,6 +119,7 @@ def test_the_environment_can_disable_the_replacement(run_python, value):
     assert run_python("-c", WHICH + "print(which())", env={"TORCHRPC_REPLACE": value}).stdout.strip() == "torch"
 
 
+@pytest.mark.timeout(240)
 def test_install_affects_this_process_and_its_forked_children(run_python, script):
     text = CHILDREN.replace('print("self"', 'import torchrpc; torchrpc.install(); torchrpc.install(); print("self"')
     output = implementations(run_python(script(text)).stdout)

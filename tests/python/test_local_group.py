@@ -30,6 +30,9 @@ FAILING_CHILD = """
         torchrpc.local_group(3, start_method="spawn")
 """
 
+# Two interpreters import torch in this time, one after the other. Without a report, a group waits for half an hour.
+AT_ONCE_S = 80
+
 
 def count_threads():
     return torch.get_num_threads()
@@ -40,7 +43,7 @@ def run(tmp_path, text, **options):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, **options)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, **options)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1], time.monotonic() - begin
 
@@ -123,7 +126,7 @@ def test_a_group_that_the_program_does_not_keep_serves_until_the_program_ends(ru
 def test_a_worker_that_dies_before_the_group_has_formed_is_reported_at_once(tmp_path):
     text, seconds = run(tmp_path, FAILING_CHILD.format(failure="os._exit(7)"))
     assert "died (exit code 7)" in text
-    assert seconds < 20
+    assert seconds < AT_ONCE_S
 
 
 def ignore_interrupts():
@@ -135,7 +138,7 @@ def test_it_is_reported_at_once_in_a_script_that_ignores_interrupts(tmp_path):
     failure = "import time; time.sleep(1); os._exit(7)"  # the program waits by then
     text, seconds = run(tmp_path, FAILING_CHILD.format(failure=failure), preexec_fn=ignore_interrupts)
     assert "died (exit code 7)" in text
-    assert seconds < 20
+    assert seconds < AT_ONCE_S
 
 
 def test_the_handler_of_interrupts_is_the_former_one_again():
@@ -148,7 +151,7 @@ def test_a_script_that_cannot_be_imported_again_is_told_where_its_own_part_belon
     for script in (NO_GUARD, FAILING_CHILD.format(failure="raise ValueError('mine')")):
         text, seconds = run(tmp_path, script)
         assert 'belongs below `if __name__ == "__main__":`' in text
-        assert seconds < 20
+        assert seconds < AT_ONCE_S
 
 
 def test_an_option_that_is_refused_by_a_worker_is_reported_by_its_error():
@@ -187,7 +190,7 @@ class Loads:
 def is_running(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between the opening and the reading
         return False
     return state != "Z"
 
@@ -266,7 +269,7 @@ BELOW_THE_GUARD = """
 def test_a_function_below_the_main_guard_is_an_error_with_its_name_its_file_and_the_rule(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(BELOW_THE_GUARD))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.splitlines() == [
         f"worker1 has no {name} in its module __main__ ({script}). Define it at the top level of that file, outside of "
         '`if __name__ == "__main__":`, because the other workers load the file without that block.'
@@ -290,5 +293,5 @@ IN_A_CELL = """
 
 def test_a_function_of_a_notebook_without_cloudpickle_is_an_error_with_the_rule():
     program = "import sys, torchrpc.rpc as rpc; rpc.init_rpc\ndef late(): pass\n" + textwrap.dedent(IN_A_CELL)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
     assert "worker1 has no late in its module __main__ (which has no file). Install cloudpickle on all" in done.stdout

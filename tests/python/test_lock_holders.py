@@ -67,10 +67,12 @@ def lock_of(thread, has=lambda lock: True):
 
 
 def resting(thread):
-    """Wait until a thread has called `Threads.rest`."""
+    """Wait until a thread waits in `Threads.rest`."""
 
     def rests():
-        return any(frame["function"].endswith("rest") for frame in (row_of(thread) or {"python": []})["python"])
+        row = row_of(thread)
+        is_in_rest = row and any(frame["function"].endswith("rest") for frame in row["python"])
+        return is_in_rest and row["lock"] and row["lock"]["kind"] == "event"
 
     eventually(rests)
     return thread
@@ -327,13 +329,13 @@ def test_nothing_is_said_about_a_lock_that_is_not_awaited(threads):
             pass
         threads.rest()
 
-    assert row_of(resting(threads.start(released)))["lock"]["kind"] == "event"  # what rest() waits for
-    assert row_of(resting(threads.start(hold_in_one_line)))["lock"]["kind"] == "event"
+    assert lock_of(resting(threads.start(released)))["kind"] == "event"  # what rest() waits for
+    assert lock_of(resting(threads.start(hold_in_one_line)))["kind"] == "event"
 
 
 def test_no_holder_is_named_where_the_source_does_not_tell(threads):
     lock = threading.Lock()
-    taken = threading.Event()
+    released, taken = threading.Event(), threading.Event()
 
     def take_and_return():
         take = lock.acquire
@@ -347,6 +349,7 @@ def test_no_holder_is_named_where_the_source_does_not_tell(threads):
     def released_in_block():
         with contextlib.suppress(RuntimeError), lock:
             lock.release()
+            released.set()
             taken.wait(60)
             threads.rest()
 
@@ -355,6 +358,7 @@ def test_no_holder_is_named_where_the_source_does_not_tell(threads):
             pass
 
     releasing = threads.start(released_in_block)
+    assert released.wait(30)
     threads.start(take_and_return)
     resting(releasing)
     resting(threads.start(may_have_failed))
@@ -484,6 +488,7 @@ def test_looking_does_not_keep_what_a_function_deletes(threads):
         threads.rest()
 
     holder = threads.start(hold)
+    eventually(lock.locked)
     worker = threads.start(work)
     assert lock_of(worker)["holder_idents"] == [holder.ident]
     go_on.set()

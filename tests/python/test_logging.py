@@ -34,7 +34,7 @@ PROGRAM = """
         rpc.shutdown()
 
     if __name__ == "__main__":
-        mp.spawn(run, nprocs=3)
+        mp.start_processes(run, nprocs=3, start_method="fork")  # one that comes ten seconds later is news
 """
 
 

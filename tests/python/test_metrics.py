@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc import observe
@@ -48,7 +49,9 @@ def test_calls_are_counted_on_both_sides():
         for i in range(5):
             assert rpc.rpc_sync("worker1", double, args=(i,)) == 2 * i
         rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1000), 1))
-        rpc.remote("worker1", double, args=(torch.ones(2),)).to_here()
+        rref = rpc.remote("worker1", double, args=(torch.ones(2),))
+        rref.to_here()
+        eventually(rref.confirmed_by_owner)  # the value may arrive before the answer of the call that makes it
         out, inside = rows_of(None, "out"), rows_of("worker1", "in")
         for rows, peer in ((out, "worker1"), (inside, "worker0")):
             row = rows[NAME + "double"]
@@ -66,7 +69,8 @@ def test_errors_are_counted_by_their_code():
             with pytest.raises(ValueError, match="no"):
                 rpc.rpc_sync("worker1", fail)
         with pytest.raises(rpc.RpcTimeoutError):
-            rpc.rpc_sync("worker1", wait_for, args=("errors",), timeout=0.2)
+            # Long enough for the function to begin: a call that times out before that does not run.
+            rpc.rpc_sync("worker1", wait_for, args=("errors",), timeout=3)
         out, inside = rows_of(None, "out"), rows_of("worker1", "in")
         assert out[NAME + "fail"].errors == inside[NAME + "fail"].errors == {"user exception": 3}
         assert out[NAME + "wait_for"].errors == {"timeout": 1}

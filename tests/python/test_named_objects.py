@@ -191,7 +191,6 @@ def live_or_die(rank, folder):
         (folder / "registered").touch()
         threading.Event().wait()
     elif rank == 1:
-        (folder / "pid1").write_text(str(os.getpid()))
         threading.Event().wait()
     eventually((folder / "dead2").exists, TIMEOUT_S)
     expected = 1 if rank == 0 else 2
@@ -203,7 +202,7 @@ def live_or_die(rank, folder):
     (folder / ("added" if rank == 0 else "added too")).touch()
     if rank == 0:
         eventually((folder / "added too").exists, TIMEOUT_S)
-        os.kill(int((folder / "pid1").read_text()), signal.SIGKILL)
+        os.kill(rpc.rpc_sync("worker1", os.getpid), signal.SIGKILL)
         with pytest.raises(rpc.WorkerLostError, match="'replay' is lost with its owner worker1"):
             torchrpc.lookup("replay")
         torchrpc.register("replay", rpc.RRef(Replay()))  # the name is free again

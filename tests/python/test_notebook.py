@@ -22,7 +22,7 @@ def test_the_cells_of_the_notebook_print_what_it_shows():
     notebook = nbformat.read(PAGE, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = [printed(cell) for cell in cells]
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
     assert [printed(cell) for cell in cells] == shown
     assert any("WorkerLostError" in text for text in shown)
     assert not [output for cell in cells for output in cell.outputs if output.get("name") == "stderr"]

@@ -25,9 +25,9 @@ rpc.shutdown()
 @pytest.fixture(params=["secret", "plain"])
 def worker(hook_path, request):
     """A worker and its port."""
-    port = free_port()
+    port, master_port = free_port(), free_port()
     secret = {"TORCHRPC_SECRET": "0123456789abcdef0123"} if request.param == "secret" else {}
-    env = {**hook_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHRPC_PORT": str(port)}
+    env = {**hook_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master_port), "TORCHRPC_PORT": str(port)}
     with subprocess.Popen(
         [sys.executable, "-c", WORKER],
         env=env | secret,
@@ -41,8 +41,8 @@ def worker(hook_path, request):
         process.kill()
 
 
-def probed(port, *options):
-    return probe.main(["--host=127.0.0.1", f"--port={port}", "--timeout=2", *options])
+def probed(port, timeout_s=20):
+    return probe.main(["--host=127.0.0.1", f"--port={port}", f"--timeout={timeout_s}"])
 
 
 def test_a_worker_answers_and_logs_nothing(worker):
@@ -58,17 +58,17 @@ def test_a_stopped_worker_does_not_answer(worker):
     process, port = worker
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # until all of its threads are stopped
-    assert probed(port) == 1
+    assert probed(port, timeout_s=2) == 1
     process.send_signal(signal.SIGCONT)
     assert probed(port) == 0
 
 
 def test_a_port_where_nobody_listens_or_another_program_does(capsys):
     begin = time.monotonic()
-    assert probed(free_port()) == 1
+    assert probed(free_port(), timeout_s=2) == 1
     assert "no worker at 127.0.0.1" in capsys.readouterr().out
     with socket.create_server(("127.0.0.1", 0)) as other:
-        assert probed(other.getsockname()[1]) == 1
+        assert probed(other.getsockname()[1], timeout_s=2) == 1
     assert time.monotonic() - begin < 30
 
 
@@ -92,7 +92,7 @@ def test_arguments_that_are_missing_or_wrong(capsys, monkeypatch):
 
 def test_the_command_takes_the_port_of_the_environment_and_loads_no_torch(worker, hook_path):
     _, port = worker
-    command = [sys.executable, "-X", "importtime", "-m", "torchrpc", "probe", "--host=127.0.0.1"]
+    command = [sys.executable, "-X", "importtime", "-m", "torchrpc", "probe", "--host=127.0.0.1", "--timeout=20"]
     env = {**hook_path, "TORCHRPC_PORT": str(port)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -247,6 +247,10 @@ def test_prometheus_has_the_numbers_of_a_job_of_four_workers(tmp_path):
                 with contextlib.suppress(OSError):  # it does not listen yet
                     return {labels["peer"]: value for labels, value in prometheus.query(expression)}
 
+            def values(expression):
+                """Without those of a worker whose last scrape took too long, on a busy machine."""
+                return [pytest.approx(value) for _, value in prometheus.query(expression)]
+
             eventually(lambda: counts() == wanted)
             served = f'torchrpc_calls_total{{side="in",function="{NAME}triple",peer="worker0"}}'
             eventually(lambda: {labels["worker"]: value for labels, value in prometheus.query(served)} == wanted)
@@ -259,10 +263,9 @@ def test_prometheus_has_the_numbers_of_a_job_of_four_workers(tmp_path):
                     ("torchrpc_call_latency_seconds_count", row.calls),
                     ("torchrpc_call_latency_seconds_sum", row.total_s),
                 ):
-                    [(_, value)] = prometheus.query(metric + pair)
-                    assert value == pytest.approx(number), metric
-            assert sum(value for _, value in prometheus.query("torchrpc_lost_workers")) == 0
-            assert {labels["worker"] for labels, _ in prometheus.query("torchrpc_workers")} == set(names)
+                    eventually(lambda metric=metric, pair=pair, number=number: values(metric + pair) == [number])
+            eventually(lambda: {labels["worker"] for labels, _ in prometheus.query("torchrpc_workers")} == set(names))
+            eventually(lambda: values("torchrpc_lost_workers") == [0] * 4)
             # Prometheus understands each expression of the dashboard.
             dashboard = json.loads(DASHBOARD.read_text())
             for panel in dashboard["panels"]:

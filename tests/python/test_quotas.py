@@ -81,19 +81,19 @@ def outcome(call):
 
 @pytest.mark.parametrize("quota", [Quota(calls=2), Quota(rrefs=2)], ids=["calls", "rrefs"])
 def test_calls_of_a_refused_rref_fail_at_once_and_the_group_comes_to_its_end(quota):
-    start = time.monotonic()
     outcomes = set()
     with workers(2, quotas={"worker0": quota}):
+        start = time.monotonic()
         for _ in range(5):
             # Each call is sent before it is known that its RRef was refused, so it may wait for the object. The RRefs
             # are kept, because the deletion of one would end its calls.
             counters, calls = [], []
             for _ in range(6):
                 counters.append(rpc.remote("worker1", Counter))
-                calls.append(counters[-1].rpc_async(timeout=20).get())
+                calls.append(counters[-1].rpc_async(timeout=40).get())
             outcomes |= {outcome(call) for call in calls}
     assert outcomes <= {1, QuotaExceededError, rpc.RpcError} and outcomes != {1}
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 30
 
 
 def test_a_group_with_wide_quotas_comes_to_its_end():

@@ -96,6 +96,17 @@ def sleep(seconds):
     return seconds
 
 
+_told = {"its own time-out": threading.Event(), "the default": threading.Event()}
+
+
+def wait_to_be_told(what):
+    _told[what].wait(60)
+
+
+def tell(what):
+    _told[what].set()
+
+
 MODES = {
     "rpc_sync": lambda *args, **kw: rpc.rpc_sync("worker1", *args, **kw),
     "rpc_async": lambda *args, **kw: rpc.rpc_async("worker1", *args, **kw).wait(),
@@ -215,12 +226,14 @@ def test_system_exit_ends_no_process(call):
 
 
 def test_a_call_that_takes_too_long_raises_an_error():
+    args = ("its own time-out",)
     for run in (
-        lambda: rpc.rpc_sync("worker1", sleep, (0.5,), timeout=0.05),
-        lambda: rpc.rpc_async("worker1", sleep, (0.5,), timeout=0.05).wait(),
+        lambda: rpc.rpc_sync("worker1", wait_to_be_told, args, timeout=0.05),
+        lambda: rpc.rpc_async("worker1", wait_to_be_told, args, timeout=0.05).wait(),
     ):
         with pytest.raises(RuntimeError, match="RPC ran for more than"):
             run()
+    rpc.rpc_sync("worker1", tell, args)
     assert rpc.rpc_sync("worker1", sleep, (0.1,), timeout=0) == 0.1
 
 
@@ -229,10 +242,11 @@ def test_the_default_timeout_can_be_changed():
     rpc._set_rpc_timeout(0.05)
     try:
         with pytest.raises(RuntimeError, match="RPC ran for more than"):
-            rpc.rpc_sync("worker1", sleep, (0.5,))
+            rpc.rpc_sync("worker1", wait_to_be_told, ("the default",))
         assert rpc.rpc_sync("worker1", sleep, (0.1,), timeout=30) == 0.1
     finally:
         rpc._set_rpc_timeout(60)
+        rpc.rpc_sync("worker1", tell, ("the default",))
 
 
 def test_every_waiter_of_a_failed_future_gets_the_error():

@@ -17,6 +17,7 @@ from torchrpc.testing import run_ranks, start_process
 TIMEOUT_S = 60
 
 runs: list = []
+deleted: list = []
 
 
 def record(value, delay_s=0.0):
@@ -56,6 +57,13 @@ class Counter:
     def add(self):
         self.count += 1
         return self.count
+
+    def __del__(self):
+        deleted.append("counter")
+
+
+def count_deleted():
+    return len(deleted)
 
 
 @torch.jit.script
@@ -186,6 +194,8 @@ def check_remote():
     assert other.rpc_sync().add() == 1
     del again, third
     eventually(lambda: int(rpc.rpc_sync("worker1", rpc._get_debug_info)["rref.owned"]) == 1, TIMEOUT_S)
+    # The owner drops the object a moment after its RRefs.
+    eventually(lambda: rpc.rpc_sync("worker1", count_deleted) == 1, TIMEOUT_S)
     gone = rpc.remote("worker1", Counter, idempotency_key="counter")
     with pytest.raises(RuntimeError, match="nobody had an RRef to it"):
         gone.rpc_sync().add()

@@ -15,6 +15,7 @@ from waiting import eventually, remains
 import torchrpc
 import torchrpc.rpc as rpc
 from torchrpc import keygen
+from torchrpc.rpc._group import gather as gathering
 from torchrpc.testing import free_port
 
 STORE = """
@@ -169,6 +170,11 @@ def values_owned():
 
 def gather(value):
     return rpc.api._all_gather(value)
+
+
+def look_for_lost_workers_every(seconds):
+    """A gathering goes on without a worker that has been lost for half a second; a busy machine starts none so soon."""
+    gathering._LOST_POLL_S = seconds
 
 
 def call_all_for(seconds):
@@ -361,6 +367,7 @@ def test_a_worker_that_is_killed_and_replaced_while_the_others_shut_down_is_wait
     members.start()
     members.each(pids_of_all)
     members.each(gather, 1)
+    members.each(look_for_lost_workers_every, 20)
     for rank in (0, 1, 2):
         members[rank].begin(leave)
     remains(lambda: not any(members[rank].has_result() for rank in (0, 1, 2)), 1)
@@ -377,6 +384,7 @@ def test_the_leader_of_a_gathering_may_be_replaced_while_the_others_wait(members
     members = members_by_file(3)
     members.start()
     members.each(gather, 1)
+    members.each(look_for_lost_workers_every, 8)
     for rank in (1, 2):
         members[rank].begin(gather, 2)
     remains(lambda: not any(members[rank].has_result() for rank in (1, 2)), 1)

@@ -3,6 +3,7 @@
 import functools
 import gc
 import re
+import threading
 import time
 
 import pytest
@@ -79,9 +80,17 @@ def _(_: rpc.RRef):
     return "a reference"
 
 
-def slow_box(seconds):
-    time.sleep(seconds)  # the function under test is slow
-    return Box(seconds)
+_told = threading.Event()
+
+
+def box_when_told(value):
+    assert _told.wait(60)
+    _told.clear()
+    return Box(value)
+
+
+def tell():
+    _told.set()
 
 
 def debug_info():
@@ -162,11 +171,11 @@ def test_a_failing_method_raises_here():
 
 
 def test_rpc_async_of_a_reference_is_asynchronous():
-    start = time.monotonic()
-    rref = rpc.remote("worker1", slow_box, (0.5,))
+    rref = rpc.remote("worker1", box_when_told, (5,))
     future = rref.rpc_async().get()
-    assert time.monotonic() - start < 0.4 and not future.done()
-    assert future.wait() == 0.5
+    assert not future.done()
+    rpc.rpc_sync("worker1", tell)
+    assert future.wait() == 5
 
 
 def test_the_type_of_the_value_is_available():
@@ -176,7 +185,7 @@ def test_the_type_of_the_value_is_available():
 
 
 def test_timeouts_apply_to_references():
-    slow = rpc.remote("worker1", slow_box, (0.5,))
+    slow = rpc.remote("worker1", box_when_told, (5,))
     for limited in (
         lambda: slow.to_here(timeout=0.05),
         lambda: slow.rpc_sync(timeout=0.05).get(),
@@ -185,7 +194,8 @@ def test_timeouts_apply_to_references():
     ):
         with pytest.raises(RuntimeError, match="RPC ran for more than"):
             limited()
-    assert slow.to_here().value == 0.5
+    rpc.rpc_sync("worker1", tell)
+    assert slow.to_here().value == 5
 
 
 def test_an_error_of_the_function_is_raised_at_each_use():

@@ -212,7 +212,7 @@ def rewrite_address(rank, url, folder):
 
 
 def test_an_address_that_was_rewritten_in_the_store_is_refused_before_any_connection(tmp_path):
-    env = {"TORCHRPC_SECRET": SECRET, "TORCHRPC_INIT_TIMEOUT": "10"}
+    env = {"TORCHRPC_SECRET": SECRET, "TORCHRPC_INIT_TIMEOUT": "40"}
     texts = run_ranks(rewrite_address, 2, f"file://{tmp_path}/store", str(tmp_path), init=False, env=env)
     for text in texts:
         assert "a record for worker 1" in text and "has changed it" in text, texts

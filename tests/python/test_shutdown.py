@@ -16,6 +16,7 @@ from waiting import eventually
 import torchrpc
 import torchrpc.autograd
 import torchrpc.rpc as rpc
+from torchrpc.rpc._group import shutdown as ending
 from torchrpc.testing import RankError, free_port, run_ranks, workers
 
 DONE = []
@@ -114,8 +115,9 @@ def one_does_not_come(rank):
         with pytest.raises(RuntimeError, match="timed out in _all_gather"):
             rpc.shutdown(timeout=0.3)
         assert not rpc._is_current_rpc_agent_set()
+        Path(os.environ["GAVE_UP"]).touch()
         return "gave up"
-    time.sleep(1.5)
+    eventually(lambda: os.path.exists(os.environ["GAVE_UP"]))
     rpc.shutdown(graceful=False)
     return "left"
 
@@ -128,8 +130,9 @@ def test_a_wrong_time_out_of_shutdown_is_refused_and_the_group_goes_on(timeout, 
         assert rpc.rpc_sync("worker0", echo, (1,)) == 1
 
 
-def test_shutdown_times_out():
-    results = run_ranks(run_and_leave, 3, one_does_not_come, start_method="forkserver", init=False)
+def test_shutdown_times_out(tmp_path):
+    env = {"GAVE_UP": f"{tmp_path}/gave_up"}
+    results = run_ranks(run_and_leave, 3, one_does_not_come, start_method="forkserver", init=False, env=env)
     assert results == ["gave up", "left", "left"]
 
 
@@ -146,8 +149,10 @@ def serve_until_told(path):
 def hold_up(rank, folder):
     told = f"{folder}/told"
     if rank == 0:
+        ending._REPORT_S = 20  # the other workers may be slow to answer on a busy machine
         call = rpc.rpc_async("worker1", serve_until_told, args=(told,))
         eventually(lambda: rpc.rpc_sync("worker1", len, args=([],)) == 0)
+        eventually(lambda: os.path.exists(f"{folder}/waits"))
         try:
             rpc.shutdown(timeout=0.5)
         except rpc.RpcTimeoutError as error:
@@ -158,6 +163,7 @@ def hold_up(rank, folder):
         del call
         return text
     if rank == 2:
+        Path(f"{folder}/waits").touch()
         serve_until_told(told)
     else:
         eventually(lambda: os.path.exists(told), 60)
@@ -388,9 +394,10 @@ def call_beside_shutdown(rank, graceful, callers, timeout, comes):
 @pytest.mark.parametrize("callers", [1, 8])
 @pytest.mark.parametrize("graceful", [True, False])
 def test_shutdown_beside_threads_that_call_ends_their_calls_and_returns(graceful, callers):
-    args = (graceful, callers, 3, (0, 1))
+    limit = 20
+    args = (graceful, callers, limit, (0, 1))
     for duration, errors in run_ranks(call_beside_shutdown, 2, *args, start_method="forkserver", init=False):
-        assert duration < 4
+        assert duration < limit
         assert len(errors) == callers, errors
         for error in errors:
             shut_down = re.match("ShutdownError: .*(shutting down|shut down|not been initialized)", error)
@@ -401,7 +408,7 @@ def test_shutdown_beside_threads_that_call_ends_their_calls_and_returns(graceful
 def test_shutdown_times_out_although_threads_and_the_other_worker_go_on(callers):
     args = (True, callers, 1, (0,))
     (duration, errors), _ = run_ranks(call_beside_shutdown, 2, *args, start_method="forkserver", init=False)
-    assert duration < 2
+    assert duration < 20
     assert "timed out" in errors and len(errors) == callers + 1, errors
 
 
@@ -523,7 +530,7 @@ def test_the_helper_reports_a_failing_rank_and_ends_the_others():
         run_ranks(fail_on_rank_1, 2, start_method="forkserver", init=False)
     with pytest.raises(RankError, match=r"rank 0 died \(exit code 3\)"):
         run_ranks(die, 1, start_method="forkserver", init=False)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 50
 
 
 def die(rank):

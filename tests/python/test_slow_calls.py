@@ -1,6 +1,7 @@
 """Calls that take longer than a limit are logged, by caller and callee, with fields for machines."""
 
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -84,7 +85,9 @@ def quick():
 def test_a_slow_call_is_logged_by_both_sides_and_again_when_it_has_ended(records):
     with workers(2, slow_call_s=0.2):
         rpc.rpc_sync("worker1", keep_records)
+        begun = time.monotonic()
         rpc.rpc_sync("worker1", quick)
+        is_quick = time.monotonic() - begun < 0.2  # on a busy machine it may not be
         function = NAME + "wait_to_end"
         future = rpc.rpc_async("worker1", wait_to_end)
         records.wait_for(1, function)
@@ -92,8 +95,9 @@ def test_a_slow_call_is_logged_by_both_sides_and_again_when_it_has_ended(records
         rpc.rpc_sync("worker1", let_end)
         future.wait()
         first, last = records.wait_for(2, function)
-        assert first.getMessage().startswith("worker0 has waited 0.")
-        assert first.getMessage().endswith(f"s for worker1 to answer {function}")
+        assert re.fullmatch(
+            rf"worker0 has waited \d+\.\d s for worker1 to answer {re.escape(function)}", first.getMessage()
+        )
         assert last.getMessage().startswith(f"{function} on worker1, called by worker0, took ")
         for record in (first, last):
             assert record.levelno == logging.WARNING and record.name == "torchrpc.calls"
@@ -108,7 +112,7 @@ def test_a_slow_call_is_logged_by_both_sides_and_again_when_it_has_ended(records
         )  # and not where Event.wait waits, in threading.py
         assert served[1][0].startswith(f"{function}, which worker1 served for worker0, took ")
         assert [fields[1:5] for fields in served] == 2 * [("WARNING", "worker1", "worker0", function)]
-        assert not [record for record in records.records if record.function == NAME + "quick"]
+        assert not is_quick or not [record for record in records.records if record.function == NAME + "quick"]
 
 
 def test_without_the_option_nothing_is_logged(records):

@@ -17,6 +17,8 @@ from torchrpc.testing import free_port
 PROGRAMS = Path(__file__).with_name("planted_faults")
 DOCS = PROGRAMS.parents[2] / "docs"
 LIMIT_S = 60  # for a fault to come about
+ANSWER_S = 20  # for a worker to answer on a busy machine, where the command is not repeated
+PATIENT = ("--timeout", str(ANSWER_S))
 
 
 @contextlib.contextmanager
@@ -105,7 +107,7 @@ def test_a_deadlock_as_data(deadlock):
 def test_the_stacks_of_a_deadlock(deadlock):
     _, address = deadlock
     until(["why", address], lambda code, text: code == 1)
-    code, text, _ = torchrpc("stack", address)
+    code, text, _ = torchrpc("stack", address, *PATIENT)
     assert code == 0 and text.count("  thread ") >= 6
     assert re.search(
         r"serves call \d+ \S+pull of worker\d since .*\n +waits for the lock `lock`, held by thread \d+", text
@@ -135,7 +137,7 @@ def test_a_function_that_keeps_the_gil_is_named_with_its_line():
             text
         )
         assert re.search(rf"in the end it is worker1 that runs.* in parse \({place}\)", text, re.I), text
-        code, text, _ = torchrpc("stack", address, "--worker", "worker1")
+        code, text, _ = torchrpc("stack", address, "--worker", "worker1", *PATIENT)
         assert code == 0 and "keeps the GIL; the stacks were read without it." in text
         assert re.search(rf"serves call \d+ \S+parse of worker0 since .*\n(.*\n)*? +parse \({place}\)", text), text
 
@@ -143,9 +145,10 @@ def test_a_function_that_keeps_the_gil_is_named_with_its_line():
 def test_a_busy_job_is_no_deadlock():
     with job("busy.py") as (_, address):
         until(["top", "--once", "--every", "0.1", address], lambda code, text: code == 0 and "3 workers" in text)
-        with attach(address) as group:
+        with attach(address, timeout=ANSWER_S) as group:
             for _ in range(40):
-                explanation = _why.explain(group.reports(stacks=True), [member.name for member in group.members])
+                reports = group.reports(stacks=True, timeout=ANSWER_S)
+                explanation = _why.explain(reports, [member.name for member in group.members])
                 assert not explanation["has_cycle"], explanation
                 assert not {"silent", "lost", "full_pool"} & {each["kind"] for each in explanation["findings"]}
 
@@ -156,7 +159,7 @@ def test_a_leak_of_a_thousand_rrefs_is_one_row():
         (row,) = json.loads(text)["rrefs"]
         assert (row["owner"], row["holders"], row["made_by"], row["count"]) == ("worker1", ["worker0"], "worker0", 1000)
         assert row["made_at"] == f"{PROGRAMS}/{line('leak.py', 'rpc.remote')}"
-        code, text, _ = torchrpc("rrefs", address, "--worker", "worker0")
+        code, text, _ = torchrpc("rrefs", address, "--worker", "worker0", *PATIENT)
         assert code == 0 and "1,000 RRefs. Most of them: 1,000" in text and line("leak.py", "rpc.remote") in text
-        code, text, _ = torchrpc("rrefs", address, "--older-than", "2h")
+        code, text, _ = torchrpc("rrefs", address, "--older-than", "2h", *PATIENT)
         assert text == "No RRefs older than 2.0 h.\n"

@@ -5,7 +5,8 @@ import os
 import shutil
 import socket
 import subprocess
-import time
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,16 +144,19 @@ def test_a_certificate_with_a_unit_that_is_not_a_role_is_refused(authority):
         init(0, f"tcp://localhost:{free_port()}", authority.sign("misspelt", "DNS:trainer-0", unit="clients"))
 
 
-def meet(rank, url, files, options):
+def meet(rank, url, files, options, folder):
     """Start, call the other, and return how that ended."""
-    os.environ["TORCHRPC_INIT_TIMEOUT"] = "8"
+    os.environ["TORCHRPC_INIT_TIMEOUT"] = "30"
     other = NAMES[1 - rank]
     try:
         init(rank, url, files[rank], transport="tcp", liveness_timeout=2, **options[rank])
         text = str(outcome_of(rpc.rpc_sync, other, infer, (1,))) if rank == 0 else ""
     except Exception as exc:
         text = f"{type(exc).__name__}: {exc}"
-    time.sleep(1)  # the other worker may still be at its call
+    has_called = Path(folder, "has_called")
+    if rank == 0:
+        has_called.touch()
+    eventually(has_called.exists)
     with contextlib.suppress(rpc.ShutdownError):
         rpc.shutdown(graceful=False)
     return text
@@ -160,7 +164,9 @@ def meet(rank, url, files, options):
 
 def caller_of(files, *options):
     """Return what worker 0, with the first files, gets from a call of worker 1."""
-    return run_ranks(meet, 2, f"tcp://localhost:{free_port()}", files, options or ({}, {}), init=False)[0]
+    url = f"tcp://localhost:{free_port()}"
+    with tempfile.TemporaryDirectory() as folder:
+        return run_ranks(meet, 2, url, files, options or ({}, {}), folder, init=False)[0]
 
 
 def test_an_expired_certificate_is_refused(authority, files):

@@ -212,22 +212,16 @@ def test_the_keys_of_the_live_view():
     async def test(app, pilot):
         await shown_after(app, pilot, lambda app: True)
         await pilot.press("s", "s", "s")
-        assert app.by == "queue"
-        await pilot.pause(0.3)
-        assert cells(app, "#workers")[0][0] == "w1"
+        await shown_after(app, pilot, lambda app: app.by == "queue" and cells(app, "#workers")[0][0] == "w1")
         looks = app.shown
         await pilot.press("enter")  # the cursor has stayed on w0, which is in the second row now
-        for _ in range(200):
-            await pilot.pause(0.05)
-            if getattr(app.screen, "shown", ""):
-                break
+        await shown_after(app, pilot, lambda app: getattr(app.screen, "shown", ""))
         assert app.screen.shown.startswith("w0: process 1000 on node1") and "thread 1001" in app.screen.shown
         await shown_after(app, pilot, lambda app: app.shown is not looks)  # goes on beneath
         await pilot.press("escape")
-        assert app.query_one("#workers").has_focus
+        await shown_after(app, pilot, lambda app: app.query("#workers") and app.query_one("#workers").has_focus)
         await pilot.press("q")
-        await pilot.pause(0.2)
-        assert not app.is_running
+        await shown_after(app, pilot, lambda app: not app.is_running)
 
     view(test)
 
@@ -236,10 +230,12 @@ def test_the_cursor_stays_on_its_worker():
     async def test(app, pilot):
         await shown_after(app, pilot, lambda app: True)
         await pilot.press("down")
+        await shown_after(app, pilot, lambda app: app._selected(app.query_one("#workers")) == "w1")
         looks = app.shown
         await shown_after(app, pilot, lambda app: app.shown is not looks)
         assert app._selected(app.query_one("#workers")) == "w1"
         await pilot.press("s", "s", "s")
+        await shown_after(app, pilot, lambda app: app.by == "queue")
         assert app._selected(app.query_one("#workers")) == "w1"
 
     view(test)

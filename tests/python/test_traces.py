@@ -60,10 +60,11 @@ def exported():
 def spans_of(names):
     """The spans of all workers, after tracing has stopped in each of them."""
     stop_tracing()
-    found = exported()
+    found = []
     for name in names[1:]:
         rpc.rpc_sync(name, stop_tracing)
         found += rpc.rpc_sync(name, exported)
+    found += exported()  # last: the span of an asynchronous call ends in a callback, a moment after the wait for it
     return [span for span in found if span["name"] not in ("start_tracing", "stop_tracing", "exported")]
 
 

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import eventually
 
 from torchrpc.testing import RankError, free_port, run_ranks
 
@@ -496,7 +497,8 @@ def pipeline(rank, ranks):
         assert first.rpc_sync().put([]) and first.remote().put(None).to_here()
         running.wait()
         for rref in (first, last):
-            assert rref.confirmed_by_owner() and rref.owner_name() == rref.owner().name
+            eventually(rref.confirmed_by_owner)  # no call has waited for the object of the last one
+            assert rref.owner_name() == rref.owner().name
         parameters = [p for stage in (first, last) for p in stage.rpc_sync().parameter_rrefs()]
         optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.1)
         losses = []

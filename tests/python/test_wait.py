@@ -140,9 +140,16 @@ def test_repeated_waits_leave_nothing_behind():
     assert completion not in waiting._completions.values()
 
 
-def sleep(seconds):
-    time.sleep(seconds)  # the function under test is slow
-    return seconds
+_told = threading.Event()
+
+
+def return_when_told(value):
+    assert _told.wait(60)
+    return value
+
+
+def tell():
+    _told.set()
 
 
 def fail():
@@ -151,10 +158,11 @@ def fail():
 
 def test_calls_and_their_then_futures_can_be_waited_for():
     with workers(2) as (_, there):
-        slow, quick = rpc.rpc_async(there, sleep, (0.5,)), rpc.rpc_async(there, torch.add, (1, 2))
+        slow, quick = rpc.rpc_async(there, return_when_told, (5,)), rpc.rpc_async(there, torch.add, (1, 2))
         assert rpc.wait([slow, quick]) == ([quick], [slow])
         later = slow.then(lambda future: future.wait() + 1)
-        assert rpc.wait([slow, later], num_returns=2, timeout=10) == ([slow, later], [])
+        rpc.rpc_sync(there, tell)
+        assert rpc.wait([slow, later], num_returns=2, timeout=60) == ([slow, later], [])
         (failed,), _ = rpc.wait([rpc.rpc_async(there, fail)])
         with pytest.raises(ValueError, match="Expected error"):
             failed.wait()

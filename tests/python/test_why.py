@@ -375,9 +375,9 @@ def test_a_group_of_64_workers_is_explained_within_a_second():
             into=[call_in(k, caller, tid=10000 * (i + 1) + k) for k in range(1, 51)],
             members=tuple(f"w{n}" for n in range(64)),
         )
-    start = time.perf_counter()
+    start = time.process_time()
     explanation = _why.explain(reports)
-    assert explanation["has_cycle"] and time.perf_counter() - start < 10
+    assert explanation["has_cycle"] and time.process_time() - start < 10
     assert len(explanation["findings"]) == 6
     assert explanation["findings"][5]["text"] == "There are 45 more such circles."
     assert "other thread" not in explanation["findings"][0]["text"]

@@ -10,6 +10,7 @@ parallel and do not hold the GIL.
 """
 
 import argparse
+import os
 import random
 import socket
 import string
@@ -71,8 +72,7 @@ def run(rank, options):
     torch.set_num_threads(1)
     if rank == 1:
         torch.ops.load_library(options.library)
-    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
-    rpc.init_rpc(("caller", "callee")[rank], rank=rank, world_size=2, rpc_backend_options=backend_options)
+    rpc.init_rpc(("caller", "callee")[rank], rank=rank, world_size=2)
     if rank == 0:
         generator = random.Random(0)
         words = ["".join(generator.choices(string.ascii_lowercase, k=12)) for _ in range(options.words)]
@@ -91,15 +91,21 @@ def run(rank, options):
     rpc.shutdown()
 
 
+def use_free_port():
+    """Set the rendezvous address to a free port of this host, unless the environment sets it."""
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", help="libcpp_function.so")
     parser.add_argument("--seconds", type=float, default=2, help="time to measure each function (default %(default)s)")
     parser.add_argument("--words", type=int, default=50, help="words in the list (default %(default)s)")
     options = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        options.port = probe.getsockname()[1]
+    use_free_port()
     mp.spawn(run, (options,), nprocs=2)
 
 

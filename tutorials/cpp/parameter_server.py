@@ -5,6 +5,7 @@ python parameter_server.py digits.csv
 """
 
 import argparse
+import os
 import socket
 import time
 
@@ -83,11 +84,18 @@ def run(rank, options):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     name = f"trainer{rank}" if rank else "server"
-    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
-    rpc.init_rpc(name, rank=rank, world_size=options.trainers + 1, rpc_backend_options=backend_options)
+    rpc.init_rpc(name, rank=rank, world_size=options.trainers + 1)
     if rank:
         train(name, rank - 1, options)
     rpc.shutdown()
+
+
+def use_free_port():
+    """Set the rendezvous address to a free port of this host, unless the environment sets it."""
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
 
 
 def main():
@@ -96,9 +104,7 @@ def main():
     parser.add_argument("--trainers", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--epochs", type=int, default=10, help="(default %(default)s)")
     options = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        options.port = probe.getsockname()[1]
+    use_free_port()
     mp.spawn(run, (options,), nprocs=options.trainers + 1)
 
 

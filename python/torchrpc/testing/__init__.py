@@ -81,11 +81,15 @@ def start_process(fn: Callable[..., Any], *args: Any, daemon: bool = False) -> A
     return process
 
 
+_given_ports: set[int] = set()  # by free_port() of this process
+
+
 def free_port() -> int:
     """Return a TCP port on which no process listens now, at any address of this machine.
 
     The system gives it to no outgoing connection either: Linux chooses ports for these from 32768 on. The workers of
-    pytest-xdist get ports of different ranges, since two of them could choose one port before either listens.
+    pytest-xdist get ports of different ranges, since two of them could choose one port before either listens. For the
+    same reason a process gets no port twice until it has had half of them.
     """
     import errno
     import secrets
@@ -96,8 +100,12 @@ def free_port() -> int:
     if worker.isdecimal():
         size //= 16
         begin += size * (int(worker) % 16)
+    if len(_given_ports) > size // 2:
+        _given_ports.clear()
     while True:
         port = begin + secrets.randbelow(size)
+        if port in _given_ports:
+            continue
         with socket.socket() as listener:
             try:
                 listener.bind(("", port))
@@ -105,6 +113,7 @@ def free_port() -> int:
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
             else:
+                _given_ports.add(port)
                 return port
 
 

@@ -223,9 +223,11 @@ TEST_CASE("objects that still have names are freed when their owner ends") {
 TEST_CASE("a continuation on the loop may not wait for a named object") {
   Group group(2);
   group[0].registerObject("replay", group[0].remote(1, &makeBuffer));
-  registerFunction("later", [] { std::this_thread::sleep_for(50ms); });  // the function under test is slow
+  const auto has_continuation = std::make_shared<std::latch>(1);
+  registerFunction("later", [has_continuation] { has_continuation->wait(); });
   const auto refused = group[0].callAsync(1, "later").then(Executor::inlined(), [&] {
     return std::string(name(errorOf([&] { lookUp(group[0], "replay"); }).code()));
   });
+  has_continuation->count_down();
   CHECK(refused.wait() == "invalid argument");
 }

@@ -18,7 +18,6 @@
 
 #include "api/group.h"
 #include "outcomes.h"
-#include "sanitized.h"
 #include "torchrpc/function.h"
 #include "torchrpc/task.h"
 
@@ -53,6 +52,10 @@ double secondsOf(const std::function<void()>& body) {
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
+
+/// How late a busy machine may be, in seconds. A fault that the tests below look for takes longer: 5 s (the time that
+/// functions have to answer) or 20 s (the time-out of calls).
+constexpr double kLate = 3;
 
 /// Threads that call until they get an error.
 class Callers {
@@ -136,8 +139,8 @@ TEST_CASE("shutdown() beside threads that call ends their calls with an error an
   Group group(2);
   Callers first(group[0], callers_of_each, function), second(group[1], callers_of_each, function);
   REQUIRE(test::eventually([&] { return first.haveCalled() && second.haveCalled(); }));
-  // The limits are far below the time-out of shutdown(), which would end the calls as well.
-  CHECK(secondsOf([&] { group.shutdown(); }) < (test::kIsSanitized ? 10 : 4));
+  // The limit is far below the time-out of shutdown(), which would end the calls as well.
+  CHECK(secondsOf([&] { group.shutdown(); }) < 10);
   for (auto* callers : {&first, &second}) {
     const auto errors = callers->join();
     CHECK(errors.size() == static_cast<size_t>(callers_of_each));
@@ -189,7 +192,7 @@ TEST_CASE("shutdown() throws in time although the other worker does not come and
   Group group(2);
   Callers own(group[0], callers_of_each, "echoAtEnd"), foreign(group[1], callers_of_each, "echoBack");
   REQUIRE(test::eventually([&] { return own.haveCalled() && foreign.haveCalled(); }));
-  CHECK(secondsOf([&] { CHECK(errorOf([&] { group[0].shutdown(1s); }).code() == ErrorCode::kTimeout); }) < 2);
+  CHECK(secondsOf([&] { CHECK(errorOf([&] { group[0].shutdown(1s); }).code() == ErrorCode::kTimeout); }) < 1 + kLate);
 }
 
 TEST_CASE("shutdown() returns in time although another worker has left, connected or not") {
@@ -199,7 +202,7 @@ TEST_CASE("shutdown() returns in time although another worker has left, connecte
   Group group(2);
   if (is_connected) CHECK(group[0].call(1, &echoAtEnd, 1) == 1);
   CHECK(group[leaving].leave(5s));
-  CHECK(secondsOf([&] { group[1 - leaving].shutdown(limit); }) < 1.0 + std::chrono::duration<double>(limit).count());
+  CHECK(secondsOf([&] { group[1 - leaving].shutdown(limit); }) < kLate + std::chrono::duration<double>(limit).count());
 }
 
 TEST_CASE("shutdown() ends in time although another worker has left without its functions") {
@@ -213,7 +216,7 @@ TEST_CASE("shutdown() ends in time although another worker has left without its 
   arrived.wait();
   CHECK_FALSE(group[1].leave(100ms));
   CHECK(errorOf([&] { call.wait(); }).code() == ErrorCode::kWorkerLost);
-  CHECK(secondsOf([&] { group[0].shutdown(1s); }) < 2);
+  CHECK(secondsOf([&] { group[0].shutdown(1s); }) < 1 + kLate);
   release.count_down();
 }
 
@@ -309,7 +312,7 @@ TEST_CASE("shutdown() throws in time although functions run, and names them; the
     CHECK(secondsOf([&] {
             const auto error = errorOf([&] { group[1].shutdown(500ms); });
             CHECK(error.code() == ErrorCode::kTimeout);
-          }) < 1.5);
+          }) < 0.5 + kLate);
     const auto again = errorOf([&] { group[1].shutdown(100ms); });
     CHECK(again.code() == ErrorCode::kTimeout);
     CHECK_THAT(again.text(), Catch::Contains(name) && Catch::Contains("worker0"));
@@ -433,7 +436,7 @@ TEST_CASE("code that a node runs on any thread gets an error when it ends the no
   REQUIRE(has_asked);
   CHECK(error.code() == ErrorCode::kInvalidArgument);
   CHECK_THAT(error.text(), Catch::Contains("requestStop()") && Catch::Contains("alone"));
-  CHECK(seconds < 1);
+  CHECK(seconds < kLate);
   CHECK(node->call(0, &echoAtEnd, 5) == 5);  // it goes on
   node.reset();
 }

@@ -128,8 +128,9 @@ TEST_CASE("a thread timer runs its tasks on a thread of its own, in order of the
   auto timer = makeThreadTimer();
   std::vector<int> ran;
   std::thread::id thread;
-  std::latch done(1);
+  std::latch added(1), done(1);
   const auto now = timer->now();
+  timer->at(now, [&] { added.wait(); });  // nothing runs before all tasks have been added
   timer->at(now + 30ms, [&] {
     ran.push_back(3);
     thread = std::this_thread::get_id();
@@ -137,6 +138,7 @@ TEST_CASE("a thread timer runs its tasks on a thread of its own, in order of the
   });
   timer->at(now + 20ms, [&] { ran.push_back(2); });
   timer->at(now + 10ms, [&] { ran.push_back(1); });
+  added.count_down();
   done.wait();
   CHECK(thread != std::this_thread::get_id());
   CHECK(timer->now() >= now + 30ms);

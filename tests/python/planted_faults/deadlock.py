@@ -29,6 +29,7 @@ def mix():
 
 
 if __name__ == "__main__":
-    rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=3)
+    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=600)
+    rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=3, rpc_backend_options=options)
     mix()
     rpc.shutdown()

@@ -15,5 +15,5 @@ def parse(text):
 if __name__ == "__main__":
     rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=3)
     if RANK == 0:
-        rpc.rpc_sync("worker1", parse, args=("a" * 60 + "b",))
+        rpc.rpc_sync("worker1", parse, args=("a" * 60 + "b",), timeout=600)
     rpc.shutdown()

@@ -253,17 +253,23 @@ TEST_CASE("a connection whose peer accepts it and never answers ends at the dead
 
 TEST_CASE("SIGPIPE is blocked in all threads of TensorPipe") {
   auto transport = makeTensorPipe({"shm", "uv"}, Names{"cma", "mpt_uv"});
-  int seen = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream status(task.path() / "status");
-    std::string line, name;
-    while (std::getline(status, line)) {
-      if (line.starts_with("Name:")) name = line;
-      if (!line.starts_with("SigBlk:") || name.find("TP_") == std::string::npos) continue;
-      CAPTURE(name);
-      ++seen;
-      CHECK((std::stoull(line.substr(7), nullptr, 16) >> (SIGPIPE - 1) & 1) == 1);
+  std::vector<std::pair<std::string, uint64_t>> blocked;  // the signals that each thread blocks
+  // A thread has its name only once it runs.
+  CHECK(eventually([&] {
+    blocked.clear();
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream status(task.path() / "status");
+      std::string line, name;
+      while (std::getline(status, line)) {
+        if (line.starts_with("Name:")) name = line;
+        if (!line.starts_with("SigBlk:") || name.find("TP_") == std::string::npos) continue;
+        blocked.emplace_back(name, std::stoull(line.substr(7), nullptr, 16));
+      }
     }
+    return blocked.size() >= 3;
+  }));
+  for (const auto& [name, signals] : blocked) {
+    CAPTURE(name);
+    CHECK((signals >> (SIGPIPE - 1) & 1) == 1);
   }
-  CHECK(seen >= 3);
 }
