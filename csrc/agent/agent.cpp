@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "agent/current_call.h"
 #include "agent/repeatable_header.h"
@@ -37,10 +36,6 @@ std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transpor
       .park = [&transport](
                   const std::function<bool()>& done,
                   FutexWaiter& waiter) { transport.park(done, waiter, kNever, /*preemptible=*/true); }});
-}
-
-Error replacedError(const WorkerInfo& worker) {
-  return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
 }
 
 std::string deadlineHeader(Duration timeout) {
@@ -111,6 +106,22 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           *timer_),
       pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
       strand_(*pool_, options_.enter_strand),
+      server_(
+          {.self = directory_.self(),
+           .node = number_,
+           .incarnation = options_.incarnation,
+           .pool = *pool_,
+           .strand = strand_,
+           .gate = *gate_,
+           .cancelled = cancelled_,
+           .keyed = keyed_,
+           .is_group_function = options_.is_group_function,
+           .decode = [this](Frame frame, WorkerId from) { return decode(std::move(frame), from, nullptr); },
+           .closing = [this] { return closing(); },
+           .not_served =
+               [this](const Message& message) {
+                 if (late_reply_observer_) late_reply_observer_(message);
+               }}),
       membership_(*pool_) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addOutstanding(workers);
@@ -120,13 +131,9 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
 
 Agent::~Agent() { close(); }
 
-void Agent::on(Kind kind, Where where, RequestHandler handler) {
-  Served served{.where = where, .handler = std::move(handler)};
-  served.runs_user_function = isCall(kind) && traitsOf(kind).callable != CallableType::kOperator;
-  TORCH_INTERNAL_ASSERT(served_.emplace(kind, std::move(served)).second, "two handlers for a kind");
-}
+void Agent::on(Kind kind, Where where, RequestHandler handler) { server_.on(kind, where, std::move(handler)); }
 
-void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.at(kind).loop_first = std::move(handler); }
+void Agent::onLoopFirst(Kind kind, LoopHandler handler) { server_.onLoopFirst(kind, std::move(handler)); }
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
@@ -185,16 +192,18 @@ void Agent::watchMembers() {
 std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
+  Executor::Task posted(std::move(task));
   // The pool closes after the loop has ended. Then a task may run on any thread, so the calling thread runs it.
-  if (!pool_->post(task)) task();
+  if (!pool_->post(std::move(posted))) posted();
 }
 
 void Agent::postToStrand(std::function<void()> task) {
-  if (!strand_.post(task)) task();
+  Executor::Task posted(std::move(task));
+  if (!strand_.post(std::move(posted))) posted();
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {
-  timer_->after(delay, [this, task = std::move(task)] { pool_->post(task); });
+  timer_->after(delay, [this, task = std::move(task)] { pool_->post(Executor::Task(task)); });
 }
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
@@ -322,12 +331,6 @@ Duration Agent::limitTimeout(Message& message, Duration timeout) const {
   return timeout;
 }
 
-TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
-  const auto* header = request.header(HeaderKind::kDeadline);
-  if (!header) return kNever;
-  return deadlineAfter(std::chrono::nanoseconds(Reader(*header).get<int64_t>()), arrived);
-}
-
 Status Agent::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
   const auto latest = directory_.incarnation(worker);
   if (incarnation == 0 || latest <= incarnation) return std::nullopt;
@@ -337,13 +340,11 @@ Status Agent::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
 void Agent::send(WorkerId to, CallId id, const Message& message) {
   try {
     if (to == self().id) {
-      const Responder responder([this, id](Result<Message> result) {
-        cancelled_.onAnswered({0, id});
-        result = result ? Result<Message>(copyMessage(result.value()))
-                        : Result<Message>(namedError(result.error(), self().name));
-        complete(id, std::move(result));
-      });
-      return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin{.call = id}, responder);
+      auto copy = encodeCopy(message, options_.limits);
+      const auto call =
+          std::make_shared<ServerCall>(*this, self(), FrameInfo{message.kind, id}, timer_->now(), nullptr);
+      call->activity = ActivityToken(activity_);  // the call that is made may end before the function does
+      return server_.serve(call, std::move(copy));
     }
     auto frame = encodeFrame(message, options_.limits);
     const bool is_call = isCall(message.kind);  // the message may belong to a later attempt once it is assigned
@@ -605,35 +606,6 @@ Result<Message> Agent::decode(Frame frame, WorkerId from, const Link* link) {
   }
 }
 
-namespace {
-/// Whether only members may send the message: it belongs to the group's own work, or is a call that takes part in it.
-/// A call of a client may have the header AutogradLiveSets. It is served, and the header is ignored.
-bool isForMembers(const Message& message) {
-  constexpr HeaderKind kOfMembers[] = {HeaderKind::kAutogradContext, HeaderKind::kProfiling};
-  return isForMembers(message.kind) || std::ranges::any_of(message.headers, [&](const Header& header) {
-           return std::ranges::find(kOfMembers, header.kind) != std::end(kOfMembers);
-         });
-}
-}  // namespace
-
-Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
-  Request request{
-      .from = from,
-      .message = decode(std::move(frame), from.id, nullptr).take(),
-      .incarnation = origin.link ? origin.link->incarnation() : options_.incarnation,
-      .link = origin.link ? origin.link->id() : 0,
-      .is_from_member = origin.is_member,
-      .audit = origin.audit,
-      .rref_quota_token = origin.rref_quota_token};
-  if (request.is_from_member || !isForMembers(request.message)) return request;
-  throw Error(
-      ErrorCode::kNotAllowed,
-      self().name + " refuses " + std::string(name(request.message.kind)) + " from " + from.name +
-          ", which is a client: only members of the group may take part in autograd, optimizers and profiles. Give " +
-          from.name + " an identity with the role member if it may",
-      self().name);
-}
-
 void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   auto bytes_token = link->takeAnnouncedToken();
   const auto info = peekFrame(frame.head);
@@ -660,42 +632,29 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return link->cutOff({ErrorCode::kProtocol, name + " does not read the replies to its requests", name});
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
-  const bool is_counted = isCounted(info->kind);
-  if (is_counted) link->addUnanswered();
-  const auto arrived = is_counted && refusesProgram() ? timer_->now() : kNever;
-  if (arrived != kNever) program_threads_.onArrived(arrived);
-  Origin origin{
-      link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
+  const auto call = std::make_shared<ServerCall>(*this, link->peer(), *info, timer_->now(), link);
+  call->is_counted = isCounted(info->kind);
+  call->call_bytes = isCall(info->kind) ? bytesOf(frame) : 0;
+  call->is_from_member = link->isMember();
+  call->activity = ActivityToken(activity_);
+  if (call->is_counted) link->addUnanswered();
+  call->is_program_timed = call->is_counted && refusesProgram();
+  if (call->is_program_timed) program_threads_.onArrived(call->arrived);
   Status over_quota;
   if (frame.failure && frame.failure->code() == ErrorCode::kQuotaExceeded) over_quota = *frame.failure;
-  CallerUsage::Token quota_token;
-  if (is_counted && !over_quota && (link->usage() || (quotas_.limitsCalls() && isCall(info->kind)))) {
+  if (call->is_counted && !over_quota && (link->usage() || (quotas_.limitsCalls() && isCall(info->kind)))) {
     try {
-      quota_token = takeQuota(*link, info->kind, bytesOf(frame), origin, std::move(bytes_token));
+      takeQuota(*call, bytesOf(frame), std::move(bytes_token));
     } catch (const Error& error) {
       over_quota = error;
     }
   }
   const bool is_refused = over_quota || (isForMembers(info->kind) && !link->isMember());
-  if (options_.audit_log && (is_counted || is_refused)) {
-    origin.audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info->kind, bytesOf(frame));
+  if (options_.audit_log && (call->is_counted || is_refused)) {
+    call->audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info->kind, bytesOf(frame));
   }
-  const Responder responder([this, link, id = info->call, kind = info->kind, is_counted,
-                             token = ActivityToken(activity_), audit = origin.audit, arrived,
-                             quota_token = std::move(quota_token)](Result<Message> result) mutable {
-    quota_token.reset();  // before the caller can have the answer and make another call
-    if (audit) {
-      recordServed(*audit, result);
-    } else if (options_.audit_log && !result) {
-      connections_.recordRefusal(link->nameForAudit(link->peer().name), result.error(), name(kind));
-    }
-    reply(link, id, std::move(result), token);
-    if (is_counted) link->removeUnanswered();
-    if (arrived != kNever) program_threads_.onAnswered(arrived);
-    cancelled_.onAnswered({link->id(), id});
-    ending_.notify();
-  });
-  if (is_counted && ending_.hasBegun()) {
+  const Responder responder(call);
+  if (call->is_counted && ending_.hasBegun()) {
     link->requireReader();
     // The header says that the call has not begun: it may be sent again to a worker that is started in this one's
     // place.
@@ -713,20 +672,39 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return responder.fail(
         Error(ErrorCode::kQuotaExceeded, name + " has not read the replies to its earlier requests", self().name));
   }
-  link->startedCalls().onArrived(origin.bytes);
-  serve(link->peer(), info->kind, std::move(frame), origin, responder);
+  link->startedCalls().onArrived(call->call_bytes);
+  server_.serve(call, std::move(frame));
 }
 
-CallerUsage::Token Agent::takeQuota(
-    Link& link, Kind kind, size_t bytes, Origin& origin, CallerUsage::Token bytes_token) {
-  if (const auto& error = link.refusal()) throw *error;
-  CallerUsage::Token token;
-  if (const auto& usage = link.usage()) {
-    token = usage->takeCall(bytes, std::move(bytes_token));
-    if (traitsOf(kind).operation == Operation::kRemote) origin.rref_quota_token = usage->takeRRef();
+void Agent::takeQuota(ServerCall& call, size_t bytes, CallerUsage::Token bytes_token) {
+  if (const auto& error = call.link->refusal()) throw *error;
+  if (const auto& usage = call.link->usage()) {
+    call.quota_token = usage->takeCall(bytes, std::move(bytes_token));
+    if (traitsOf(call.kind).operation == Operation::kRemote) call.rref_quota_token = usage->takeRRef();
   }
-  if (!quotas_.limitsCalls() || !isCall(kind)) return token;
-  return std::make_shared<std::pair<CallerUsage::Token, CallerUsage::Token>>(std::move(token), quotas_.takeCall());
+  if (!quotas_.limitsCalls() || !isCall(call.kind)) return;
+  using Both = std::pair<CallerUsage::Token, CallerUsage::Token>;
+  call.quota_token = std::make_shared<Both>(std::move(call.quota_token), quotas_.takeCall());
+}
+
+void Agent::answer(ServerCall& call, Result<Message> result) {
+  const auto activity = std::move(call.activity);
+  call.quota_token.reset();  // before the caller can have the answer and make another call
+  if (!call.link) {
+    cancelled_.onAnswered({0, call.id});
+    return complete(
+        call.id, result ? Result<Message>(copyMessage(result.value())) : namedError(result.error(), self().name));
+  }
+  if (call.audit) {
+    recordServed(*call.audit, result);
+  } else if (options_.audit_log && !result) {
+    connections_.recordRefusal(call.link->nameForAudit(), result.error(), name(call.kind));
+  }
+  reply(call, std::move(result), activity);
+  if (call.is_counted) call.link->removeUnanswered();
+  if (call.is_program_timed) program_threads_.onAnswered(call.arrived);
+  cancelled_.onAnswered({call.link->id(), call.id});
+  ending_.notify();
 }
 
 void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
@@ -744,180 +722,40 @@ void Agent::onStarted(Link& link, Frame frame) try {
 }
 
 void Agent::onInspect(const std::shared_ptr<Link>& link, Frame frame) {
-  const auto id = peekFrame(frame.head)->call;
-  const Responder responder([this, link, id](Result<Message> result) { reply(link, id, std::move(result), {}); });
   const auto name = link->provedName();
   if (link->replyQueue().shouldDefer() || link->replyQueue().isOverrun()) {
     return link->cutOff({ErrorCode::kProtocol, "an observer does not read the reports for which it asks", name});
   }
-  if (!link->mayInspect()) {
-    const Error refusal(
-        ErrorCode::kNotAllowed,
-        self().name + " does not let " + name + " inspect it: give it an identity with the role observer", self().name);
-    connections_.recordRefusal(link->nameForAudit(), refusal, torchrpc::name(Kind::kInspect));
-    return responder.fail(refusal);
-  }
-  const Origin origin{.call = id};
   const WorkerInfo observer{name.empty() ? "an observer" : name, kNoWorker};
-  serve(observer, Kind::kInspect, std::move(frame), origin, responder);
+  const auto call = std::make_shared<ServerCall>(*this, observer, *peekFrame(frame.head), timer_->now(), link);
+  if (link->mayInspect()) return server_.serve(call, std::move(frame));
+  Responder(call).fail(Error(
+      ErrorCode::kNotAllowed,
+      self().name + " does not let " + name + " inspect it: give it an identity with the role observer", self().name));
 }
 
-void Agent::reportStart(const Origin& origin) {
-  if (!origin.link) return;
-  const auto report = origin.link->startedCalls().onStarted(origin.call, origin.bytes);
-  if (!report) return;
-  origin.link->send(encodeFrame({.kind = Kind::kStarted, .payload = report->encode()}), [](const Status&) {});
-}
-
-template <typename Handle>
-void Agent::runHandler(const Responder& responder, const Handle& handle) {
-  const auto fail = [&responder](Error error) { responder.fail(std::move(error)); };
-  runOrFail(handle, fail, ErrorCode::kUnknown, self().name);
-}
-
-void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder) {
-  const auto it = served_.find(kind);
-  if (it == served_.end()) {
-    return responder.fail(Error(
-        ErrorCode::kProtocol, self().name + " does not serve messages of kind " + std::string(name(kind)),
-        self().name));
-  }
-  const auto& served = it->second;
-  const bool may_keep = !gate_->isOpen() && served.runs_user_function && origin.link;
-  if (served.where == Where::kPool && !served.loop_first) {
-    // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
-    auto take = [this, from, origin, frame = std::move(frame)]() mutable {
-      return requestIn(std::move(frame), from, origin);
-    };
-    return serveLater(served, origin, responder, std::move(take), may_keep);
-  }
-  runHandler(responder, [&] {
-    auto request = requestIn(std::move(frame), from, origin);
-    if (served.where == Where::kLoop) {
-      const auto call = servedCall(request, origin, timer_->now());
-      if (observer_) observer_->onServe(request, responder);
-      served.handler(std::move(request), responder);
-      return unanswered_.add(call, responder);
-    }
-    if (served.loop_first) {
-      if (observer_) observer_->onServe(request, responder);
-      if (served.loop_first(request, responder)) return;
-    }
-    const bool may_keep_it = may_keep && !isGroupFunction(request.message);
-    auto take = [request = std::move(request)]() mutable { return std::move(request); };
-    serveLater(served, origin, responder, std::move(take), may_keep_it);
-  });
-}
-
-template <typename TakeRequest>
-void Agent::serveLater(
-    const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, bool may_keep) {
-  auto task = [this, &served, origin, responder, take = std::move(take), arrived = timer_->now()]() mutable {
-    if (origin.link && origin.carries_values && origin.link->replyQueue().shouldDefer()) {
-      return defer(served, origin, responder, std::move(take), arrived);
-    }
-    runServed(served, origin, responder, take, arrived);
-  };
-  if (may_keep) {
-    CallGate::Task post = [this, &served, origin, responder, task]() mutable {
-      if (!postTo(served.where, origin, std::move(task))) responder.fail(closing());
-    };
-    if (gate_->keep(post)) return;
-  }
-  if (!postTo(served.where, origin, std::move(task))) responder.fail(closing());
-}
-
-template <typename TakeRequest>
-void Agent::runServed(
-    const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived) {
-  reportStart(origin);
-  // The sender may have been started again while the request waited. Its effects would count as those of the later
-  // incarnation.
-  if (origin.link && origin.link->isReplaced()) return responder.fail(replacedError(origin.link->peer()));
-  runHandler(responder, [&] {
-    auto request = take();
-    const auto id = request.id();
-    if (cancelled_.isCancelled(id)) {
-      if (late_reply_observer_) late_reply_observer_(request.message);  // nobody else uses the resources in it
-      return responder.fail(Error(ErrorCode::kCancelled, "the call was cancelled before it began", self().name));
-    }
-    const CallScope scope({.deadline = deadlineOf(request.message, arrived), .node = number_, .id = id});
-    const auto call = servedCall(request, origin, arrived);
-    {
-      const ServedScope record(call);
-      handle(served, std::move(request), responder);
-    }
-    unanswered_.add(call, responder);
-  });
-}
-
-ServedCall Agent::servedCall(const Request& request, const Origin& origin, TimePoint arrived) const {
-  ServedCall call;
-  call.node = number_;
-  call.call = origin.call;
-  call.from = request.from.id;
-  call.kind = request.message.kind;
-  call.since = arrived;
-  call.setPayload(request.message.payload);
-  return call;
-}
-
-void Agent::handle(const Served& served, Request&& request, const Responder& responder) {
-  const auto* bytes = request.message.header(HeaderKind::kRepeatable);
-  // For calls that keep their result here, CallService looks for earlier arrivals.
-  if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
-    if (observer_ && !responder.isObserved()) observer_->onServe(request, responder);
-    return served.handler(std::move(request), responder);
-  }
-  if (auto once = keyed_.begin(request, RepeatableHeader::decode(*bytes), responder)) {
-    if (observer_) observer_->onServe(request, *once);
-    runHandler(*once, [&] { served.handler(std::move(request), *once); });
-  } else if (late_reply_observer_) {
-    late_reply_observer_(request.message);  // the resources in it are not used again
-  }
-}
-
-template <typename TakeRequest>
-void Agent::defer(
-    const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, TimePoint arrived) {
-  const auto link = origin.link->shared_from_this();  // the call may end before this returns
-  link->replyQueue().defer([this, &served, origin, responder, take = std::move(take), arrived]() mutable {
-    auto resumed = [this, &served, origin, responder, take = std::move(take), arrived]() mutable {
-      origin.link->replyQueue().onResumedStart();
-      runServed(served, origin, responder, take, arrived);
-    };
-    const bool posted = postTo(served.where, origin, std::move(resumed));
-    if (!posted) responder.fail(closing());
-    return posted;
-  });
-}
-
-bool Agent::postTo(Where where, const Origin& origin, std::function<void()> task) {
-  const auto source = origin.link ? origin.link->peer().id : kOwnTasks;
-  return where == Where::kStrand ? strand_.post(std::move(task), source) : pool_->post(std::move(task), source);
-}
-
-void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
+void Agent::reply(const ServerCall& call, Result<Message> result, const ActivityToken& activity) {
   if (!isInItsProcess()) return;  // the function has forked, and this is the child
+  const auto& link = call.link;
   auto message = result ? std::move(result).value() : encodeError(namedError(result.error(), self().name));
-  message.call = id;
+  message.call = call.id;
   Frame frame;
   try {
     frame = encodeFrame(message, options_.limits);
   } catch (const Error& e) {
     if (unsent_reply_observer_) unsent_reply_observer_(message);
     message = encodeError(e);
-    message.call = id;
+    message.call = call.id;
     frame = encodeFrame(message, options_.limits);
   }
-  link->startedCalls().onAnswered(id);
+  link->startedCalls().onAnswered(call.id);
   const auto bytes = bytesOf(frame);
   link->replyQueue().onReply(bytes);
   // The link may belong to an earlier incarnation of the caller: then this fails although the worker itself is not
   // lost.
   link->send(
       std::move(frame),
-      [this, link, bytes, token = std::move(token), kind = message.kind,
+      [this, link, bytes, token = activity, kind = message.kind,
        headers = std::move(message.headers)](const Status& failure) {
         link->replyQueue().onReplySent(bytes);
         if (failure && unsent_reply_observer_) unsent_reply_observer_({.kind = kind, .headers = headers});

@@ -15,6 +15,7 @@
 #include "agent/activity.h"
 #include "agent/audit_log.h"
 #include "agent/call_gate.h"
+#include "agent/call_server.h"
 #include "agent/call_table.h"
 #include "agent/cancelled_calls.h"
 #include "agent/connection_pool.h"
@@ -29,8 +30,8 @@
 #include "agent/reliable_requests.h"
 #include "agent/repeated_calls.h"
 #include "agent/send_faults.h"
+#include "agent/server_call.h"
 #include "agent/thread_record.h"
-#include "agent/unanswered_calls.h"
 #include "agent/worker_directory.h"
 #include "base/defaults.h"
 #include "base/executor/executor.h"
@@ -43,7 +44,7 @@
 
 namespace torchrpc {
 
-class Agent final : public Messenger {
+class Agent final : public Messenger, public ServerCall::Answerer {
  public:
   struct Options {
     WorkerInfo self;
@@ -109,7 +110,10 @@ class Agent final : public Messenger {
   /// drain() waits for such workers, too. Its result changes when a request of that worker is answered.
   void awaitReaders(std::function<bool(WorkerId)> is_reader) { is_reader_ = std::move(is_reader); }
   /// Registers an observer of the requests made and served here. It must outlive this object.
-  void observeCalls(CallObserver& observer) { observer_ = &observer; }
+  void observeCalls(CallObserver& observer) {
+    observer_ = &observer;
+    server_.observe(observer);
+  }
   /// Starts to serve requests. Returns the address to publish.
   std::string listen();
 
@@ -240,7 +244,7 @@ class Agent final : public Messenger {
   /// The calls that threads serve for this worker, and what all threads of the process wait for.
   std::vector<ThreadRecord::Snapshot> threadRecords() const;
   /// The requests that no thread serves any more and that are not answered yet.
-  std::vector<ServedCall> unansweredCalls() const { return unanswered_.all(); }
+  std::vector<ServedCall> unansweredCalls() const { return server_.unanswered(); }
   /// The state of a connection, for inspection.
   struct ConnectionRow {
     WorkerInfo peer;
@@ -255,28 +259,9 @@ class Agent final : public Messenger {
   const Options& options() const { return options_; }
 
  private:
-  /// The origin of a request. Without a link, this worker has sent the request to itself.
-  struct Origin {
-    Link* link = nullptr;  ///< the Responder of the request keeps it alive
-    CallId call = 0;
-    size_t bytes = 0;  ///< of a call; 0 for other requests
-    bool carries_values = false;
-    bool is_member = true;  ///< see Request::is_from_member
-    std::shared_ptr<AuditedCall> audit{};
-    std::shared_ptr<const void> rref_quota_token{};
-  };
-  struct Served {
-    Where where = Where::kPool;
-    RequestHandler handler;
-    LoopHandler loop_first{};
-    bool runs_user_function = false;  ///< no torch operator
-  };
-
   /// Returns the timeout of a request, limited to the time that is left of the request that this thread serves. Writes
   /// it into the message if the callee has to know it.
   Duration limitTimeout(Message& message, Duration timeout) const;
-  /// The deadline that a request carries, or kNever.
-  static TimePoint deadlineOf(const Message& request, TimePoint arrived);
   /// Returns an error if a later incarnation of the worker has joined.
   Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Whether a request of this node is refused because the node ends.
@@ -297,17 +282,14 @@ class Agent final : public Messenger {
   void sayGoodbye();
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
-  /// Decodes the request in a frame. Throws Error; kNotAllowed if the sender is a client, and only members may send the
-  /// request.
-  Request requestIn(Frame frame, const WorkerInfo& from, const Origin& origin);
   /// `link`: over which the frame has come, or null if the audit log has a line for it in any case.
   Result<Message> decode(Frame frame, WorkerId from, const Link* link);
   /// Counts a frame that cannot be decoded or has no meaning here, and records it in the audit log.
   void onMalformed(const Link& link, std::optional<Kind> kind, const Error& error);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
-  /// Counts a request against the quota of its caller until the token is destroyed. Throws Error(kQuotaExceeded).
-  /// `bytes_token`: of Link::takeAnnouncedToken().
-  CallerUsage::Token takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin, CallerUsage::Token bytes_token);
+  /// Counts a request against the quota of its caller. Throws Error(kQuotaExceeded). `bytes_token`: of
+  /// Link::takeAnnouncedToken().
+  void takeQuota(ServerCall& call, size_t bytes, CallerUsage::Token bytes_token);
   void recordServed(AuditedCall& call, const Result<Message>& result);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const Peer& peer);
@@ -316,22 +298,6 @@ class Agent final : public Messenger {
   /// `before`: the record of the worker that the directory had until now.
   void reportJoined(
       const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
-  /// Passes a request that has arrived to its handler, where the handler is registered to run.
-  void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
-  /// Serves the request that `take` returns, on the pool or in the strand. `may_keep`: not before the gate opens.
-  template <typename TakeRequest>
-  void serveLater(
-      const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, bool may_keep);
-  /// Runs a request on its executor.
-  template <typename TakeRequest>
-  void runServed(
-      const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived);
-  /// Queues a request, and posts it again when its link has sent enough replies.
-  template <typename TakeRequest>
-  void defer(
-      const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, TimePoint arrived);
-  bool postTo(Where where, const Origin& origin, std::function<void()> task);
-  static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);
   void onCancel(Link& link, Frame frame);
   /// Tells the callee of a call that has been taken out of the table that nobody waits for its result.
@@ -340,9 +306,6 @@ class Agent final : public Messenger {
   void cancelServed(const ServedId& id);
   /// Serves an INSPECT of an observer.
   void onInspect(const std::shared_ptr<Link>& link, Frame frame);
-  /// Runs `handle`, and answers with the error that it throws.
-  template <typename Handle>
-  void runHandler(const Responder& responder, const Handle& handle);
   /// Takes the call of a peer's reply out of the table and completes it. Counts late, repeated and foreign replies.
   void onReply(const Link& link, CallId id, Frame frame);
   /// The same for a reply of this worker to itself, and for the error of a request that could not be sent.
@@ -350,7 +313,9 @@ class Agent final : public Messenger {
   void onLateReply(const Result<Message>& result);
   /// The same for a request that the transport did not send.
   void failUnsent(CallId id, const Error& reason);
-  void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
+  void answer(ServerCall& call, Result<Message> result) override;
+  /// Sends the answer over the link of the request. `activity` lasts until it has been sent.
+  void reply(const ServerCall& call, Result<Message> result, const ActivityToken& activity);
   void expire();
   void armTimer(TimePoint deadline);
   /// Returns the part of a time-out's error text about a shortage of threads here; empty if there were enough threads
@@ -368,10 +333,6 @@ class Agent final : public Messenger {
   /// Sends a call that may be repeated, and sends it again after a loss.
   void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
   void attemptCall(const RepeatedCalls::CallPtr& call);
-  /// Passes a request to its handler, unless the same request has arrived before.
-  void handle(const Served& served, Request&& request, const Responder& responder);
-  /// Returns the entry of a request in a thread record.
-  ServedCall servedCall(const Request& request, const Origin& origin, TimePoint arrived) const;
   /// Sends a request whose call is in the call table, with the injected faults.
   void sendWithFaults(WorkerId to, const Message& message);
   void attempt(const ReliableRequests::RequestPtr& request);
@@ -384,7 +345,6 @@ class Agent final : public Messenger {
   const std::shared_ptr<Timer> timer_;
   const std::unique_ptr<Transport> transport_;
   // Set before listen():
-  std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
   JoinedHandler joined_handler_;
   LateReplyObserver late_reply_observer_;
@@ -393,7 +353,6 @@ class Agent final : public Messenger {
   CallObserver* observer_ = nullptr;  ///< null: no observer
   // Thread-safe:
   const std::shared_ptr<CallGate> gate_ = std::make_shared<CallGate>();
-  UnansweredCalls unanswered_;
   ProgramThreads program_threads_;
   CancelledCalls cancelled_;
   Activity activity_;
@@ -407,6 +366,7 @@ class Agent final : public Messenger {
   const std::shared_ptr<Executor> pool_;
   const std::shared_ptr<LentThreads> lent_threads_ = std::make_shared<LentThreads>();
   Strand strand_;
+  CallServer server_;
   Membership membership_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> is_peer_ending_{false};

@@ -22,6 +22,10 @@ Error falseRole(const WorkerInfo& peer) {
 
 // --- Link ---
 
+Error replacedError(const WorkerInfo& worker) {
+  return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
+}
+
 Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnation)
     : pool_(pool),
       id_(id),
@@ -33,7 +37,7 @@ Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnat
   if (pool_.options_.quotas && peer_.id != kNoWorker) usage_ = pool_.options_.quotas->usageOf(peer_.name);
 }
 
-void Link::send(Frame frame, std::function<void(Status)> done) {
+void Link::send(Frame frame, SentHandler done) {
   std::shared_ptr<Connection> connection;
   Status closed;
   {
@@ -52,7 +56,7 @@ void Link::send(Frame frame, std::function<void(Status)> done) {
   }
 }
 
-void Link::sendCall(CallId call, Frame frame, std::function<void(Status)> done) {
+void Link::sendCall(CallId call, Frame frame, SentHandler done) {
   const auto bytes = bytesOf(frame);
   if (!request_window_.concerns(bytes)) return send(std::move(frame), std::move(done));
   if (auto admitted = request_window_.admit({call, bytes, std::move(frame), std::move(done)})) {

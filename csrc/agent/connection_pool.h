@@ -29,6 +29,9 @@ constexpr uint32_t kProtocolVersion = 6;
 
 class ConnectionPool;
 
+/// The error of what belongs to an earlier incarnation of the worker.
+Error replacedError(const WorkerInfo& worker);
+
 /// A connection and the worker at its other end. Frames that are sent before the connection is attached wait in the
 /// link.
 class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
@@ -58,9 +61,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Answers a PING. One PONG answers all PINGs that arrive before it has been written.
   void sendPong();
   /// As Connection::send. Thread-safe.
-  void send(Frame frame, std::function<void(Status)> done);
+  void send(Frame frame, SentHandler done);
   /// The same for a call, which may be held back: see Note [Flow control].
-  void sendCall(CallId call, Frame frame, std::function<void(Status)> done);
+  void sendCall(CallId call, Frame frame, SentHandler done);
   /// Called when the reply to a call of this worker has arrived, or the call could not be sent. Thread-safe.
   void onAnswered(CallId call);
   /// Called when the peer has sent a STARTED message.
@@ -125,7 +128,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   friend class ConnectionPool;
   struct Waiting {
     Frame frame;
-    std::function<void(Status)> done;
+    SentHandler done;
   };
   void attach(const std::shared_ptr<Connection>& connection);
   /// Sends the calls that need not be held back any more.

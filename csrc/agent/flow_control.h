@@ -37,6 +37,7 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "base/sync/mutex.h"
+#include "transport/transport.h"
 #include "wire/message.h"
 
 namespace torchrpc {
@@ -70,7 +71,7 @@ class RequestWindow {
     CallId id;
     size_t bytes;
     Frame frame;
-    std::function<void(Status)> done;
+    SentHandler done;
   };
 
   /// Whether a call of this size must be passed to admit().

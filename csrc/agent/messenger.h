@@ -17,6 +17,7 @@
 #include "base/result.h"
 #include "base/sync/futex_waiter.h"
 #include "base/timer.h"
+#include "base/unique_function.h"
 #include "wire/message.h"
 
 namespace torchrpc {
@@ -41,73 +42,93 @@ class ReplyObserver {
 /// no caller waits for ever.
 class Responder {
  public:
+  /// A request that can be answered once. The first answer counts.
+  class Target {
+   public:
+    Target() = default;
+    virtual ~Target() = default;
+    Target(const Target&) = delete;
+    Target& operator=(const Target&) = delete;
+
+    bool isAnswered() const { return is_answered_.load(std::memory_order_relaxed); }
+
+   protected:
+    /// Passes the answer on. Called once.
+    virtual void onAnswer(Result<Message> result) = 0;
+    /// Answers with an error if nobody has answered. To be called in the destructor of each class that has onAnswer().
+    void failUnanswered() {
+      if (!isAnswered()) answer(dropped());
+    }
+
+   private:
+    friend class Responder;
+
+    void answer(Result<Message> result) {
+      if (isAnswered()) return;
+      is_answered_.store(true, std::memory_order_relaxed);
+      if (observer_) observer_->onReply(note_, result);
+      onAnswer(std::move(result));
+    }
+
+    ReplyObserver* observer_ = nullptr;
+    ReplyObserver::Note note_{};
+    std::atomic<bool> is_answered_{false};
+  };
+
   Responder() = default;
+  explicit Responder(std::shared_ptr<Target> target) : target_(std::move(target)) {}
   /// `sink` is called once, with the reply or the error.
   template <std::invocable<Result<Message>> Sink>
-  explicit Responder(Sink sink) : once_(std::make_shared<OnceTo<Sink>>(std::move(sink))) {}
+  explicit Responder(Sink sink) : target_(std::make_shared<SinkTarget<Sink>>(std::move(sink))) {}
 
   void reply(Message message) const { complete(std::move(message)); }
   void fail(Error error) const { complete(std::move(error)); }
   void complete(Result<Message> result) const {
-    if (!once_) return;
-    once_->is_answered.store(true, std::memory_order_relaxed);
-    once_->answer(std::move(result));
+    if (target_) target_->answer(std::move(result));
   }
 
   /// Informs `observer`, which must live until then, of the answer. To be called before the handler of the request
   /// receives the responder.
   void observe(ReplyObserver& observer, const ReplyObserver::Note& note) const {
-    if (!once_) return;
-    once_->observer = &observer;
-    once_->note = note;
+    if (!target_) return;
+    target_->observer_ = &observer;
+    target_->note_ = note;
   }
-  bool isObserved() const { return once_ && once_->observer; }
+  bool isObserved() const { return target_ && target_->observer_; }
 
- private:
-  struct Once;
-
- public:
   /// Whether the request has been answered. It does not keep the responder alive, so it does not delay the error that
   /// an unused responder sends when it is destroyed.
   class Observer {
    public:
-    explicit Observer(const Responder& responder) : once_(responder.once_) {}
+    explicit Observer(const Responder& responder) : target_(responder.target_) {}
     bool isAnswered() const {
-      const auto once = once_.lock();
-      return !once || once->is_answered.load(std::memory_order_relaxed);
+      const auto target = target_.lock();
+      return !target || target->isAnswered();
     }
 
    private:
-    std::weak_ptr<Once> once_;
+    std::weak_ptr<Target> target_;
   };
-  bool isAnswered() const { return !once_ || once_->is_answered.load(std::memory_order_relaxed); }
+  bool isAnswered() const { return !target_ || target_->isAnswered(); }
 
  private:
   static Error dropped();
 
-  struct Once {
-    virtual ~Once() = default;
-    virtual void complete(Result<Message> result) = 0;
-    void answer(Result<Message> result) {
-      if (auto* const informed = std::exchange(observer, nullptr)) informed->onReply(note, result);
-      complete(std::move(result));
-    }
-    ReplyObserver* observer = nullptr;
-    ReplyObserver::Note note{};
-    std::atomic<bool> is_answered{false};
-  };
   template <typename Sink>
-  struct OnceTo final : Once {
-    explicit OnceTo(Sink sink) : sink(std::move(sink)) {}
-    ~OnceTo() override {
-      if (sink) this->answer(dropped());
+  class SinkTarget final : public Target {
+   public:
+    explicit SinkTarget(Sink sink) : sink_(std::move(sink)) {}
+    ~SinkTarget() override { this->failUnanswered(); }
+
+   private:
+    void onAnswer(Result<Message> result) override {
+      auto sink = std::exchange(sink_, std::nullopt);  // what it holds goes with the answer
+      (*sink)(std::move(result));
     }
-    void complete(Result<Message> result) override {
-      if (auto once = std::exchange(sink, std::nullopt)) (*once)(std::move(result));
-    }
-    std::optional<Sink> sink;
+    std::optional<Sink> sink_;
   };
-  std::shared_ptr<Once> once_;
+
+  std::shared_ptr<Target> target_;
 };
 
 class AuditedCall;
@@ -141,7 +162,7 @@ class CallObserver : public ReplyObserver {
 
 class Messenger {
  public:
-  using ReplyHandler = std::function<void(Result<Message>)>;
+  using ReplyHandler = UniqueFunction<void(Result<Message>)>;
   /// May move from the request.
   using RequestHandler = std::function<void(Request&& request, const Responder& responder)>;
   /// Returns whether the handler has answered the request.

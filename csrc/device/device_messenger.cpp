@@ -485,13 +485,14 @@ void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, Re
   }
   const auto deadline = deadlineAfter(timeout);
   if (maps) handler = unstaging(to, std::move(maps), deadline, std::move(handler));
+  const auto shared = std::make_shared<ReplyHandler>(std::move(handler));  // one of the two functions uses it
   whenStaged(
       std::move(outgoing),
-      [this, to, deadline, handler](Message staged) {
+      [this, to, deadline, shared](Message staged) {
         ForwardingMessenger::request(
-            to, std::move(staged), std::max<Duration>(timeUntil(deadline), Duration(1)), handler);
+            to, std::move(staged), std::max<Duration>(timeUntil(deadline), Duration(1)), std::move(*shared));
       },
-      [handler](const Error& error) { handler(error); });
+      [shared](const Error& error) { (*shared)(error); });
 }
 
 // --- receiving ---
@@ -624,8 +625,8 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
 Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, TimePoint deadline, ReplyHandler handler) {
   auto streams = currentStreams(maps->devices);
   return [this, from, maps = std::move(maps), deadline, streams = std::move(streams),
-          handler = std::move(handler)](Result<Message> reply) {
-    if (!reply || !reply.value().header(HeaderKind::kDevices)) return handler(std::move(reply));
+          handler = std::make_shared<const ReplyHandler>(std::move(handler))](Result<Message> reply) {
+    if (!reply || !reply.value().header(HeaderKind::kDevices)) return (*handler)(std::move(reply));
     // Copies block, and this may be the loop thread.
     ForwardingMessenger::post([this, from, maps, deadline, streams, handler, held = options_.hold(),
                                message = std::make_shared<Message>(std::move(reply).value())] {
@@ -634,10 +635,10 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Tim
         const CallScope limit({.deadline = deadline});
         unstage(*message, *maps, worker(from), streams);
       } catch (...) {
-        return handler(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
+        return (*handler)(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
       }
       const StreamScope scope(streams);  // those of the thread that made the request
-      handler(std::move(*message));
+      (*handler)(std::move(*message));
     });
   };
 }

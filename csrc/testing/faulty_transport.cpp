@@ -16,7 +16,7 @@ namespace {
 struct PendingSend {
   std::shared_ptr<Connection> connection;
   Frame frame;
-  std::function<void(Status)> done;
+  SentHandler done;
   Fault::Action action;
 
   void run() {
@@ -25,12 +25,15 @@ struct PendingSend {
       case Fault::Action::kFail:
         return done(Error(ErrorCode::kWorkerLost, "a fault was injected into " + connection->describe()));
       case Fault::Action::kDrop: return done(std::nullopt);
-      case Fault::Action::kRepeat:
+      case Fault::Action::kRepeat: {
         // The second send starts after the first has completed: when `done` is called, neither needs the memory.
-        return connection->send(frame, [again = *this](Status error) {
+        const auto to = connection;
+        auto first = frame;
+        return to->send(std::move(first), [again = std::move(*this)](Status error) mutable {
           if (error) return again.done(std::move(error));
-          again.connection->send(again.frame, again.done);
+          again.connection->send(std::move(again.frame), std::move(again.done));
         });
+      }
     }
   }
 };
@@ -106,7 +109,7 @@ class FaultyConnection : public Connection {
   FaultyConnection(std::shared_ptr<Faults> faults, std::shared_ptr<Connection> inner, std::string peer_name)
       : faults_(std::move(faults)), inner_(std::move(inner)), peer_name_(std::move(peer_name)) {}
 
-  void send(Frame frame, std::function<void(Status)> done) override {
+  void send(Frame frame, SentHandler done) override {
     faults_->send({inner_, std::move(frame), std::move(done), {}}, peer_name_);
   }
   void close() override { inner_->close(); }

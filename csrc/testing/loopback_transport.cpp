@@ -72,7 +72,7 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
     return true;
   }
 
-  void send(Frame frame, std::function<void(Status)> done) override { done(trySend(std::move(frame))); }
+  void send(Frame frame, SentHandler done) override { done(trySend(std::move(frame))); }
   void close() override { end({ErrorCode::kShutdown, "the connection to " + peer_ + " was closed from this side"}); }
   std::string describe() const override { return "loopback connection to " + peer_; }
 

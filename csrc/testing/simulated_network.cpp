@@ -81,7 +81,7 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
     other->other_ = one;
   }
 
-  void send(Frame frame, std::function<void(Status)> done) override {
+  void send(Frame frame, SentHandler done) override {
     if (auto error = checkSend(frame)) return done(std::move(error));
     const auto bytes = sizeOf(frame);
     ++network_->traffic.frames;
@@ -150,7 +150,7 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
  private:
   struct Queued {
     Frame frame;
-    std::function<void(Status)> done;
+    SentHandler done;
   };
 
   Status checkSend(const Frame& frame) const {

@@ -255,12 +255,12 @@ class SimulatedExecutor final : public Executor, public std::enable_shared_from_
       : simulation_(simulation), process_(std::move(process)) {}
 
   using Executor::post;
-  bool post(std::function<void()> task, TaskSource /*source*/) override {
+  bool post(Task&& task, TaskSource /*source*/) override {
     if (closed_) return false;
     postFromTask(std::move(task));
     return true;
   }
-  void postFromTask(std::function<void()> task) override {
+  void postFromTask(Task task) override {
     tasks_.push_back(std::move(task));
     simulation_.after(simulation_.between({}, kLongestTaskDelay), process_, [weak = weak_from_this()] {
       if (const auto self = weak.lock(); self && !self->tasks_.empty()) self->runOne();
@@ -295,7 +295,7 @@ class SimulatedExecutor final : public Executor, public std::enable_shared_from_
 
   Simulation& simulation_;
   const Simulation::ProcessPtr process_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<Task> tasks_;
   size_t running_ = 0;
   bool closed_ = false;
 };

@@ -30,10 +30,14 @@
 #include "base/result.h"
 #include "base/sync/futex_waiter.h"
 #include "base/timer.h"
+#include "base/unique_function.h"
 #include "transport/peer_identity.h"
 #include "wire/message.h"
 
 namespace torchrpc {
+
+/// Called when a frame has been sent, or could not be.
+using SentHandler = UniqueFunction<void(Status)>;
 
 /// A connection to one peer; both sides send and receive.
 class Connection {
@@ -45,7 +49,7 @@ class Connection {
   /// the frame has not necessarily arrived. Memory whose deleter may run foreign code is freed off the loop, perhaps
   /// after `done` (see Disposal). With an error, the frame may not have arrived: kWorkerLost, kShutdown, or
   /// kFrameTooLarge, after which the connection remains usable. Thread-safe.
-  virtual void send(Frame frame, std::function<void(Status)> done) = 0;
+  virtual void send(Frame frame, SentHandler done) = 0;
 
   /// Closes the connection; queued frames fail. The handler is notified once, on the loop. Thread-safe, idempotent.
   /// Destroying the last reference does not close a connection: it lives until either side closes it or its transport.

@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <utility>
 
 #include "base/timer.h"
+#include "base/unique_function.h"
 
 namespace torchrpc {
 
@@ -19,6 +19,8 @@ constexpr TaskSource kOwnTasks = -1;
 
 class Executor {
  public:
+  using Task = UniqueFunction<void()>;
+
   struct Stats {
     size_t threads = 0;  ///< that have started and have not ended
     size_t idle = 0;
@@ -33,11 +35,11 @@ class Executor {
   virtual ~Executor() = default;
 
   /// Queues `task`. Tasks of one source start in the order in which they were posted. Exceptions of tasks are logged.
-  /// After close() it returns false and destroys the task unrun. Thread-safe.
-  virtual bool post(std::function<void()> task, TaskSource source) = 0;
-  bool post(std::function<void()> task) { return post(std::move(task), kOwnTasks); }
+  /// After close() it returns false and leaves `task` as it is. Thread-safe.
+  virtual bool post(Task&& task, TaskSource source) = 0;
+  bool post(Task&& task) { return post(std::move(task), kOwnTasks); }
   /// Queues a task. To be called from a task of this executor: the new task runs even if the executor is closing.
-  virtual void postFromTask(std::function<void()> task) = 0;
+  virtual void postFromTask(Task task) = 0;
 
   /// Accepts no more tasks, runs the queued ones, and waits until all have ended. Returns false if some have not ended
   /// after `timeout`: then the executor must not be destroyed before a later call has returned true. Must not be called

@@ -3,9 +3,11 @@
 // A queue of tasks of several sources. A short queue is first in, first out. Once kMostInOrder tasks wait, each further
 // task waits in the lane of its source, and the lanes are served round-robin. So a source that posts thousands of tasks
 // delays its own tasks, and those of other sources only by a few. Tasks of one source always leave in the order in
-// which they were pushed. Not thread-safe: the owner of a queue guards it with a mutex.
+// which they were pushed. A short queue allocates no memory. Not thread-safe: the owner of a queue guards it with a
+// mutex.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <deque>
 #include <unordered_map>
@@ -21,12 +23,12 @@ class FairQueue {
   /// The delay by so many tasks of a microsecond or two does not justify lanes.
   static constexpr size_t kMostInOrder = 32;
 
-  bool empty() const { return in_order_.empty(); }
-  size_t size() const { return in_order_.size() + in_lanes_; }
+  bool empty() const { return in_order_ == 0; }
+  size_t size() const { return in_order_ + in_lanes_; }
 
   void push(Task task, TaskSource source) {
-    if (in_lanes_ == 0 && in_order_.size() < kMostInOrder) {
-      in_order_.push_back(std::move(task));
+    if (in_lanes_ == 0 && in_order_ < kMostInOrder) {
+      at(in_order_++) = std::move(task);
       return;
     }
     auto& lane = lanes_[source];
@@ -37,8 +39,9 @@ class FairQueue {
 
   /// Removes the first task and returns it. The queue must not be empty.
   Task pop() {
-    auto task = std::move(in_order_.front());
-    in_order_.pop_front();
+    auto task = std::exchange(at(0), Task());
+    first_ = (first_ + 1) % kMostInOrder;
+    --in_order_;
     if (in_lanes_ > 0) takeFromLane();
     return task;
   }
@@ -47,9 +50,10 @@ class FairQueue {
   /// Searches all tasks.
   template <typename Predicate>
   bool extract(const Predicate& is_wanted, Task& out) {
-    if (const auto it = std::ranges::find_if(in_order_, is_wanted); it != in_order_.end()) {
-      out = std::move(*it);
-      in_order_.erase(it);
+    for (size_t i = 0; i < in_order_; ++i) {
+      if (!is_wanted(at(i))) continue;
+      out = std::exchange(at(i), Task());
+      for (--in_order_; i < in_order_; ++i) at(i) = std::exchange(at(i + 1), Task());
       if (in_lanes_ > 0) takeFromLane();
       return true;
     }
@@ -69,11 +73,13 @@ class FairQueue {
   }
 
  private:
+  /// The task that leaves as number `index`, from 0, or a free place behind those.
+  Task& at(size_t index) { return ring_[(first_ + index) % kMostInOrder]; }
   void takeFromLane() {
     const auto source = turns_.front();
     turns_.pop_front();
     const auto lane = lanes_.find(source);
-    in_order_.push_back(std::move(lane->second.front()));
+    at(in_order_++) = std::move(lane->second.front());
     lane->second.pop_front();
     --in_lanes_;
     if (lane->second.empty()) {
@@ -83,7 +89,9 @@ class FairQueue {
     }
   }
 
-  std::deque<Task> in_order_;                               ///< leaves first; not empty while a task is in a lane
+  std::array<Task, kMostInOrder> ring_{};
+  size_t first_ = 0;     ///< where the first task is in the ring
+  size_t in_order_ = 0;  ///< tasks in the ring, which leave first; more than 0 while a task is in a lane
   std::unordered_map<TaskSource, std::deque<Task>> lanes_;  ///< none is empty
   std::deque<TaskSource> turns_;                            ///< the sources that have a lane, the next one first
   size_t in_lanes_ = 0;

@@ -4,7 +4,7 @@
 
 namespace torchrpc {
 
-bool Strand::post(std::function<void()> task, TaskSource source) {
+bool Strand::post(Executor::Task&& task, TaskSource source) {
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
@@ -16,11 +16,12 @@ bool Strand::post(std::function<void()> task, TaskSource source) {
   }
   if (pool_.post([this] { run(); })) return true;
   // The pool is closed. A thread that had entered before may have removed the task from the queue to run it.
-  Task dropped;  // destroyed after the lock
+  Task dropped;
   MutexLock lock(mutex_);
   thread_requested_ = run_queued_ = false;
   const bool has_dropped = tasks_.extract([number](const Task& task) { return task.number == number; }, dropped);
   has_tasks_ = !tasks_.empty();
+  if (has_dropped) task = std::move(dropped.run);
   return !has_dropped;
 }
 

@@ -29,7 +29,7 @@ class Strand {
   Strand(Executor& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
 
   /// As Executor::post().
-  bool post(std::function<void()> task, TaskSource source = kOwnTasks);
+  bool post(Executor::Task&& task, TaskSource source = kOwnTasks);
 
   /// The number of tasks that have not started, less the one that the pool counts already, as the queued run().
   size_t queued() const;
@@ -49,7 +49,7 @@ class Strand {
 
   struct Task {
     uint64_t number = 0;
-    std::function<void()> run;
+    Executor::Task run;
   };
 
   Executor& pool_;

@@ -73,7 +73,7 @@ struct ThreadPool::State {
   CondVar spare_sleep;     ///< never notified: the spare thread sleeps on it
   CondVar thread_ended;
 
-  FairQueue<std::function<void()>> tasks TORCHRPC_GUARDED_BY(mutex);
+  FairQueue<Task> tasks TORCHRPC_GUARDED_BY(mutex);
   Threads live TORCHRPC_GUARDED_BY(mutex);
   Threads ended TORCHRPC_GUARDED_BY(mutex);  ///< not joined yet
   size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
@@ -103,7 +103,7 @@ struct ThreadPool::State {
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
   /// Adds the task and calls requestThread(). Returns its result.
-  [[nodiscard]] bool add(std::function<void()>& task, TaskSource source) TORCHRPC_REQUIRES(mutex);
+  [[nodiscard]] bool add(Task&& task, TaskSource source) TORCHRPC_REQUIRES(mutex);
   /// If the queue needs another thread, adds a token for a waiting thread or starts a new one. Returns true if it has
   /// added a token: the result must be passed to unlockAndNotify().
   [[nodiscard]] bool requestThread() TORCHRPC_REQUIRES(mutex);
@@ -139,7 +139,7 @@ void nameThread(const std::string& pool, size_t number) {
 
 }  // namespace
 
-void ThreadPool::runLogged(const std::function<void()>& task) {
+void ThreadPool::runLogged(const Task& task) {
   try {
     task();
   } catch (const os::ForcedUnwind&) {
@@ -308,23 +308,23 @@ ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::mo
 }
 ThreadPool::~ThreadPool() { close(); }
 
-bool ThreadPool::post(std::function<void()> task, TaskSource source) {
+bool ThreadPool::post(Task&& task, TaskSource source) {
   MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  const bool has_token = state_->add(task, source);
+  const bool has_token = state_->add(std::move(task), source);
   state_->unlockAndNotify(lock, has_token);
   state_->task_added.notify();
   return true;
 }
 
-void ThreadPool::postFromTask(std::function<void()> task) {
+void ThreadPool::postFromTask(Task task) {
   MutexLock lock(state_->mutex);
-  const bool has_token = state_->add(task, kOwnTasks);
+  const bool has_token = state_->add(std::move(task), kOwnTasks);
   state_->unlockAndNotify(lock, has_token);
   state_->task_added.notify();
 }
 
-bool ThreadPool::State::add(std::function<void()>& task, TaskSource source) {
+bool ThreadPool::State::add(Task&& task, TaskSource source) {
   tasks.push(std::move(task), source);
   has_task_or_closed = true;
   updateWaiting();

@@ -37,8 +37,8 @@ class ThreadPool final : public Executor {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   using Executor::post;
-  bool post(std::function<void()> task, TaskSource source) override;
-  void postFromTask(std::function<void()> task) override;
+  bool post(Task&& task, TaskSource source) override;
+  void postFromTask(Task task) override;
   void close() { close(kNoLimit); }
   /// Accepts no more tasks, runs the queued ones, and waits until the threads have ended, or returns false after
   /// `timeout`. A task of this pool may pass only a time-out of 0, which does not wait: the threads end after their
@@ -49,7 +49,7 @@ class ThreadPool final : public Executor {
   size_t waitingTasks() const override;
 
   /// Runs a task and logs its exception, if it throws, as the pool does.
-  static void runLogged(const std::function<void()>& task);
+  static void runLogged(const Task& task);
 
   /// Whether the calling thread belongs to any pool.
   static bool onThread();

@@ -39,7 +39,7 @@ constexpr uint64_t kAnnouncedHeadBytes = 64;
 
 // ---- writing ----
 
-FrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, ByteStream* stream)
+FrameQueue::Outgoing::Outgoing(Frame whole, SentHandler done, ByteStream* stream)
     : frame(std::move(whole)),
       done(std::move(done)),
       header{frame.head.size(), static_cast<uint32_t>(frame.segments.size()), 0} {

@@ -35,11 +35,11 @@ class FrameQueue {
  public:
   struct Outgoing {
     /// Copies large segments into slabs, if `stream` is given and has slabs. Any thread.
-    Outgoing(Frame frame, std::function<void(Status)> done, ByteStream* stream = nullptr);
+    Outgoing(Frame frame, SentHandler done, ByteStream* stream = nullptr);
 
     Frame frame;                    ///< without the segments that were copied into slabs
     std::vector<Segment> copied{};  ///< those segments, which are no longer needed
-    std::function<void(Status)> done;
+    SentHandler done;
     FrameHeader header;
     std::vector<uint64_t> layout{};  ///< sizes, and slab offsets
 

@@ -30,7 +30,7 @@ std::string reasonOf(const tensorpipe::Error& error) {
 /// Owns a frame's memory until TensorPipe has written the frame.
 struct TensorPipeConnection::Outgoing {
   Frame frame;
-  std::function<void(Status)> done;
+  SentHandler done;
 };
 
 TensorPipeConnection::TensorPipeConnection(
@@ -90,7 +90,7 @@ tensorpipe::Message toMessage(Frame& frame, bool channels) {
 
 }  // namespace
 
-void TensorPipeConnection::send(Frame frame, std::function<void(Status)> done) {
+void TensorPipeConnection::send(Frame frame, SentHandler done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
   auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(frame), std::move(done)});

@@ -28,7 +28,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
 
   UcxConnection(std::shared_ptr<UcxWorker> worker, Peer peer);
 
-  void send(Frame frame, std::function<void(Status)> done) override;
+  void send(Frame frame, SentHandler done) override;
   void close() override;
   std::string describe() const override;
 
@@ -53,7 +53,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   /// Owns a frame's memory until UCX does not need it.
   struct Outgoing {
     Frame frame;
-    std::function<void(Status)> done;
+    SentHandler done;
     size_t next_part = 0;   ///< 0: the head; then the segments
     size_t unfinished = 1;  ///< parts that UCX has not finished, and 1 while the frame is in queue_
     Status error{};

@@ -19,7 +19,7 @@ struct RecordingConnection final : Connection {
   bool is_closed = false;
   std::shared_ptr<ConnectionHandler> handler;
 
-  void send(Frame, std::function<void(Status)> done) override { done(std::nullopt); }
+  void send(Frame, SentHandler done) override { done(std::nullopt); }
   void close() override {
     is_closed = true;
     if (const auto last = std::exchange(handler, nullptr)) last->onClosed({ErrorCode::kShutdown, "closed here"});
@@ -76,9 +76,9 @@ namespace {
 /// A peer that sends to a node and reads nothing: what the node sends to it is never written.
 struct DeafPeer final : Transport {
   struct End final : Connection {
-    std::vector<std::function<void(Status)>> unwritten;
+    std::vector<SentHandler> unwritten;
     bool is_closed = false;
-    void send(Frame, std::function<void(Status)> done) override { unwritten.push_back(std::move(done)); }
+    void send(Frame, SentHandler done) override { unwritten.push_back(std::move(done)); }
     void close() override { is_closed = true; }
     std::string describe() const override { return "deaf"; }
   };

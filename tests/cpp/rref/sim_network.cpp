@@ -146,11 +146,10 @@ void SimNetwork::kill(WorkerId worker) {
     tasks.push_back(std::move(task));
     return true;
   });
-  std::erase_if(calls_, [&](auto& entry) {
-    if (entry.second.from != worker) return false;
-    calls.push_back(std::move(entry.second));
-    return true;
-  });
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    const auto call = it++;
+    if (call->second.from == worker) calls.push_back(std::move(calls_.extract(call).mapped()));
+  }
   std::erase_if(notices_, [&](const Notice& notice) { return notice.survivor == worker; });
   for (const auto& node : nodes_) {
     if (alive(node->self().id)) notices_.push_back({node->self().id, worker});
