@@ -284,6 +284,16 @@ TEST_CASE("a snapshot of a later incarnation is valid although its version is sm
   CHECK_FALSE(receiver.findOrCreate(context));
 }
 
+TEST_CASE("a false snapshot of an earlier incarnation ends no context of a later one") {
+  ContextTable liar(0, kLargestCounter), later(0, 1000), receiver(1);
+  endContext(liar, createShared(liar, {}, {1}));
+  applySnapshots(receiver, liar.takeScheduledSnapshots(1));
+  const auto context = later.create()->id();
+  CHECK_FALSE(receiver.findOrCreate(context));
+  receiver.onWorkerJoined(0, 1000);
+  CHECK(receiver.findOrCreate(context));
+}
+
 TEST_CASE("a worker that hears of the loss of an owner keeps its contexts, and names the owner as doubtful") {
   ContextTable table(1), lost(0), third(3);
   const auto id = createShared(lost, {&table, &third}, {});
