@@ -32,10 +32,13 @@ using SimulatedConnectionPtr = std::shared_ptr<SimulatedConnection>;
 /// The part of a transport that its connections know.
 struct SimulatedEndpoint {
   Simulation::ProcessPtr process;
+  SimulatedNetwork::Handshake handshake{};
   std::string address{};  ///< empty: it does not listen
   Transport::Acceptor acceptor{};
   bool is_closed = false;
   std::vector<SimulatedConnectionPtr> connections{};
+
+  std::string name() const { return handshake.identity ? handshake.identity->name : handshake.name; }
 };
 using SimulatedEndpointPtr = std::shared_ptr<SimulatedEndpoint>;
 
@@ -50,6 +53,7 @@ struct SimulatedNetwork::State {
   std::map<std::string, SimulatedEndpointPtr> listeners;
   std::unordered_map<const Simulation::Process*, std::weak_ptr<SimulatedEndpoint>> endpoints;  ///< of live transports
   Traffic traffic;
+  SimulatedNetwork::FrameObserver observer;
 
   TimePoint arrival() {
     const bool is_slow = latency.slow_percent > 0 && simulation.chance(latency.slow_percent);
@@ -111,7 +115,17 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
   void accept() {
     if (is_finished_) return;
     handler_ = endpoint_->acceptor(shared_from_this());
-    if (!handler_) finish({ErrorCode::kShutdown, "the acceptor refused it"});
+    if (!handler_) return finish({ErrorCode::kShutdown, "the acceptor refused it"});
+    const auto other = this->other();
+    if (!other) return;
+    reportHandshake(other->endpoint_->handshake);
+    if (!other->endpoint_->handshake.identity && !other->endpoint_->handshake.name.empty()) {
+      handler_->onClaimedName(other->endpoint_->handshake.name);
+    }
+  }
+  /// Called on both sides before the first frame arrives.
+  void reportHandshake(const SimulatedNetwork::Handshake& peer) {
+    if (handler_ && peer.identity) handler_->onIdentity(*peer.identity);
   }
   /// Cuts the connection: what either side sends is lost, and each side learns of it at its own time.
   void cut() {
@@ -169,6 +183,7 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
   void deliver(Frame frame) {
     const auto other = this->other();
     if (!other || is_cut_ || endpoint_->process->has_crashed) return;  // it is lost on its way
+    if (network_->observer) network_->observer(*endpoint_->process, *other->endpoint_->process, frame);
     for (auto& segment : frame.segments) {
       auto copy = newSegment(segment.bytes);
       if (segment.bytes > 0) std::memcpy(copy.mutableData(), segment.data(), segment.bytes);
@@ -242,6 +257,12 @@ class SimulatedTransport final : public Transport {
       return near;
     }
     const auto& listener = found->second;
+    if (!listener->name().empty() && listener->name() != peer_name) {
+      near->finishAfterFrames(
+          {ErrorCode::kWorkerLost, listener->name() + " listens at " + address + ", and not " + peer_name, peer_name});
+      return near;
+    }
+    near->reportHandshake(listener->handshake);
     auto far = std::make_shared<SimulatedConnection>(network_, listener, endpoint_->process->name, nullptr);
     listener->connections.push_back(far);
     SimulatedConnection::join(near, far);
@@ -277,8 +298,11 @@ SimulatedNetwork::~SimulatedNetwork() {
 void SimulatedNetwork::setLatency(const Latency& latency) { state_->latency = latency; }
 SimulatedNetwork::Traffic SimulatedNetwork::traffic() const { return state_->traffic; }
 
-std::unique_ptr<Transport> SimulatedNetwork::makeTransport(Simulation::ProcessPtr process) {
-  auto endpoint = std::make_shared<SimulatedEndpoint>(SimulatedEndpoint{.process = std::move(process)});
+void SimulatedNetwork::observe(FrameObserver observer) { state_->observer = std::move(observer); }
+
+std::unique_ptr<Transport> SimulatedNetwork::makeTransport(Simulation::ProcessPtr process, Handshake handshake) {
+  auto endpoint = std::make_shared<SimulatedEndpoint>(
+      SimulatedEndpoint{.process = std::move(process), .handshake = std::move(handshake)});
   state_->endpoints[endpoint->process.get()] = endpoint;
   return std::make_unique<SimulatedTransport>(state_, std::move(endpoint));
 }

@@ -4,8 +4,11 @@
 // Simulation. The frames of one connection keep their order; all other events may overtake each other. Sending a large
 // frame takes time. If the connection ends, frames that are not sent yet fail.
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "testing/simulation.h"
 #include "transport/transport.h"
@@ -39,8 +42,21 @@ class SimulatedNetwork {
     uint64_t connections = 0;  ///< opened
   };
   Traffic traffic() const;
-  /// Addresses are "simulated:<n>". poll() blocks until its condition holds.
-  std::unique_ptr<Transport> makeTransport(Simulation::ProcessPtr process);
+  /// What the peers of a process learn from its handshakes.
+  struct Handshake {
+    std::optional<PeerIdentity> identity{};  ///< proved; nullopt if the workers of the group have no identities
+    std::string name{};                      ///< said without a proof; empty: the transport has no handshakes
+  };
+  /// Addresses are "simulated:<n>". poll() blocks until its condition holds. If handshakes have names, a connection
+  /// ends if the process that listens has another name than the peer to which it was opened.
+  std::unique_ptr<Transport> makeTransport(Simulation::ProcessPtr process, Handshake handshake);
+  std::unique_ptr<Transport> makeTransport(Simulation::ProcessPtr process) {
+    return makeTransport(std::move(process), Handshake());
+  }
+  /// Calls `observer` with each frame that a process sends, from now on. Empty: none.
+  using FrameObserver =
+      std::function<void(const Simulation::Process& from, const Simulation::Process& to, const Frame& frame)>;
+  void observe(FrameObserver observer);
 
   // --- faults ---
   /// Breaks the connections between two processes. Each side learns of it at its own time; frames in flight may be

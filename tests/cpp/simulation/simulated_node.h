@@ -3,6 +3,8 @@
 // A whole worker on a simulated network: what Node puts together, without a rendezvous, whose waits are on the system's
 // clock. The test announces members.
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include <map>
 #include <memory>
 #include <set>
@@ -13,7 +15,11 @@
 #include "agent/agent.h"
 #include "agent/announcer.h"
 #include "autograd/autograd_service.h"
+#include "node/allow_list.h"
+#include "node/builtin_callables.h"
 #include "node/call_service.h"
+#include "node/named_objects.h"
+#include "optim/optim_service.h"
 #include "profiling/profiler.h"
 #include "rref/rref_service.h"
 #include "testing/simulated_network.h"
@@ -31,6 +37,12 @@ class SimulatedNode {
     Duration liveness = kNoLimit;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     SendFaultPolicy faults;
+    int32_t world_size = 0;                   ///< 0: the group grows
+    SimulatedNetwork::Handshake handshake{};  ///< with an identity: each worker announces itself only
+    Duration idempotency_window = KeyedCalls::kDefaultWindow;
+    StorePtr store = c10::make_intrusive<c10d::HashStore>();  ///< of named objects
+    /// Whether the worker of an announcement may join, or the error. Empty: any may.
+    std::function<Status(SimulatedNode&, const WorkerRecord&)> check_joining{};
     std::function<Message(SimulatedNode&, const c10::IValue&, const WorkerInfo&)> encode_value;
     std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost;
     std::function<std::shared_ptr<CallableRunner>(SimulatedNode&)> make_runner;
@@ -45,12 +57,14 @@ class SimulatedNode {
         agent_(
             {.self = options.self,
              .incarnation = incarnation,
+             .world_size = options.world_size,
              .liveness = options.liveness,
              .max_queued_bytes = options.max_queued_bytes,
              .faults = options.faults,
+             .idempotency_window = options.idempotency_window,
              .next_random = [&simulation] { return simulation.below(~uint64_t{0}); },
              .executor = executor_},
-            network.makeTransport(process), simulation.makeTimer(process)),
+            network.makeTransport(process, options.handshake), simulation.makeTimer(process)),
         profiler_(agent_),
         autograd_(profiler_, {.first_context = static_cast<int64_t>(incarnation)}),
         rrefs_(RRefService::create(
@@ -61,13 +75,19 @@ class SimulatedNode {
              .next_random = [&simulation] { return simulation.below(~uint64_t{0}); }})),
         announcer_(
             agent_,
-            {.accept =
-                 [this](const WorkerRecord& record) {
-                   admit(record);
-                   return Status();
+            {.is_direct = options.handshake.identity.has_value(),
+             .accept =
+                 [this, check = options.check_joining](const WorkerRecord& record) {
+                   auto refusal = check ? check(*this, record) : Status();
+                   if (!refusal) admit(record);
+                   return refusal;
                  }}),
         interceptors_(agent_, {}),
         calls_(autograd_.recorder(), *rrefs_, interceptors_, &agent_.keyedCalls()),
+        optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }),
+        named_objects_(agent_, *rrefs_, options.store, ""),
+        is_member_(!options.handshake.identity || options.handshake.identity->isMember()),
+        world_size_(options.world_size),
         on_lost_(std::move(options.on_lost)) {
     autograd_.serve(*rrefs_);
     agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
@@ -95,6 +115,7 @@ class SimulatedNode {
       workers.erase(id());
     });
     calls_.serve(CallableType::kCpp, options.make_runner(*this));
+    calls_.serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(allowed_operators_));
     address = agent_.listen();
   }
   ~SimulatedNode() { agent_.beginEnd(Duration::zero()); }
@@ -105,10 +126,18 @@ class SimulatedNode {
   Agent& agent() { return agent_; }
   AutogradService& autograd() { return autograd_; }
   RRefService& rrefs() { return *rrefs_; }
+  OptimService& optim() { return optim_; }
+  NamedObjects& namedObjects() { return named_objects_; }
   /// The messenger to send calls through.
   Messenger& messenger() { return autograd_.recorder(); }
   WorkerRecord record() const {
-    return {.info = agent_.self(), .address = address, .world_size = 0, .incarnation = incarnation, .metadata = {}};
+    return {
+        .info = agent_.self(),
+        .address = address,
+        .world_size = world_size_,
+        .incarnation = incarnation,
+        .metadata = {},
+        .is_member = is_member_};
   }
 
   /// As Node::admit.
@@ -142,6 +171,7 @@ class SimulatedNode {
     {
       const auto released = std::exchange(held, {});
     }
+    named_objects_.close();
     autograd_.close();
     agent_.beginEnd(Duration::zero());  // its waits take real time, in which nothing happens here
     agent_.close();
@@ -165,6 +195,11 @@ class SimulatedNode {
   Announcer announcer_;
   const Interceptors interceptors_;
   CallService calls_;
+  const AllowLists allowed_operators_{{{kAllNames, {{"aten::add"}}}}};
+  OptimService optim_;
+  NamedObjects named_objects_;
+  const bool is_member_;
+  const int32_t world_size_;
   const std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost_;
 };
 
