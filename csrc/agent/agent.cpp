@@ -692,8 +692,12 @@ void Agent::answer(ServerCall& call, Result<Message> result) {
   call.quota_token.reset();  // before the caller can have the answer and make another call
   if (!call.link) {
     cancelled_.onAnswered({0, call.id});
-    return complete(
-        call.id, result ? Result<Message>(copyMessage(result.value())) : namedError(result.error(), self().name));
+    try {
+      result = result ? Result<Message>(copyMessage(result.value())) : namedError(result.error(), self().name);
+    } catch (const Error& unsendable) {
+      result = namedError(unsendable, self().name);
+    }
+    return complete(call.id, std::move(result));
   }
   if (call.audit) {
     recordServed(*call.audit, result);

@@ -195,7 +195,10 @@ ContextPtr Recorder::enterContext(const Request& request) {
   if (!recorded) return nullptr;
   auto context = contexts_.findOrCreate(recorded->context);
   if (!context) return nullptr;
-  if (contexts_.mustConfirm(context->owner())) events_.on_doubtful(context->owner());
+  const auto owner = context->owner();
+  // Another worker may name an owner that does not exist.
+  const bool is_unknown = owner != request.from.id && incarnation(owner) == 0;
+  if (is_unknown || contexts_.mustConfirm(owner)) events_.on_doubtful(owner);
   context->addSender(request.from.id);
   recordRecv(*context, request.message, request.from.id);
   return context;

@@ -636,7 +636,12 @@ void bindAgent(py::module_& module) {
       "_prepare_store_file", &prepareStoreFile, py::arg("path"), py::arg("has_given_secret"),
       "Creates the file of a file:// store. Raises if it cannot be opened, or is not private but has the secret.");
   module.def(
-      "_serves_call", &ThreadPool::onThread,
+      "_serves_call",
+      [] {
+        if (ThreadPool::onThread()) return true;
+        const auto node = currentNodeIfOurs();
+        return node && node->agent().isOnOwnThread();
+      },
       "Whether this thread runs a function that a worker has called, or a callback.");
   module.def(
       "_forked_from", &forkedFrom,

@@ -10,6 +10,7 @@
 #include <netdb.h>
 #include <optional>
 #include <set>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <utility>
@@ -214,7 +215,9 @@ bool isNumeric(const std::string& host) {
 /// Whether a host that resolves to loopback restricts the group to this machine. Many machines resolve their own name
 /// to a loopback address, and peers on other machines may use that name, too. So only a numeric address and
 /// "localhost" restrict it.
-bool meansThisMachineOnly(const std::string& host) { return isNumeric(host) || host == "localhost"; }
+bool meansThisMachineOnly(const std::string& host) {
+  return isNumeric(host) || strcasecmp(host.c_str(), "localhost") == 0;
+}
 
 std::string addressTowards(const std::string& rendezvous_host) {
   const auto targets = resolve(rendezvous_host, "the rendezvous host");

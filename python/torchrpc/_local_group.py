@@ -1,12 +1,20 @@
 """`local_group`: a group of worker processes on this machine, for notebooks, scripts and tests."""
 
 import os
+import shutil
 import tempfile
+import weakref
 from typing import Any
 
 from ._processes import Processes, RankError, join_group, serve
 
 __all__ = ["LocalGroup", "RankError", "local_group"]
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child, the folder is its parent's
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 _open_groups: set["LocalGroup"] = set()  # a group lives on if the program has not kept it
 
@@ -35,9 +43,11 @@ class LocalGroup:
             raise ValueError(f"start_method must be one of {', '.join(methods)}, but is {start_method!r}.")
         self.names = [f"worker{rank}" for rank in range(world_size)]
         self._timeout = timeout
-        self._folder = tempfile.TemporaryDirectory()
+        self._pid = os.getpid()
+        folder = tempfile.mkdtemp()
+        self._remove_folder = weakref.finalize(self, _remove, folder, self._pid)
         self._processes: Processes | None = Processes(start_method, timeout)
-        url = f"file://{self._folder.name}/store"
+        url = f"file://{folder}/store"
         share = threads or max(1, torch.get_num_threads() // world_size)
         try:
             for rank in range(1, world_size):
@@ -54,17 +64,17 @@ class LocalGroup:
         _open_groups.discard(self)
         if processes is not None:
             processes.__exit__(kind)
-        self._folder.cleanup()
+        self._remove_folder()
 
     def close(self) -> None:
-        """End all workers. A second call does nothing.
+        """End all workers. A second call does nothing, and neither does one in a forked child of this process.
 
         Raises:
             RankError: a worker has raised or died, or did not end in time; the text names it. No worker is left then.
         """
         import torchrpc.rpc as rpc
 
-        if self._processes is None:
+        if self._processes is None or os.getpid() != self._pid:
             return
         kind: Any = RankError
         try:

@@ -256,6 +256,13 @@ def add_one(x):
     return x + 1
 
 
+@torchrpc.batched
+def shut_down_from_here(x):
+    with pytest.raises(rpc.RpcError, match=r"shutdown\(\) cannot be called by a function"):
+        rpc.shutdown(timeout=30)
+    return x
+
+
 @pytest.fixture(scope="module")
 def server():
     with workers(2) as (_, there):
@@ -274,6 +281,11 @@ def test_every_way_to_call_works(server):
     agent = rpc.remote(server, Agent, (3,))
     calls = [agent.rpc_async().act(1), agent.rpc_async().act(2), agent.remote().act(3)]
     assert [calls[0].wait(), calls[1].wait(), calls[2].to_here()] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_batched_function_cannot_shut_its_worker_down(server):
+    assert rpc.rpc_sync(server, shut_down_from_here, (torch.ones(1),)) == 1
+    assert rpc.rpc_sync(server, add_one, (torch.ones(1),)) == 2
 
 
 def test_a_batch_may_have_more_callers_than_the_server_has_threads(server):

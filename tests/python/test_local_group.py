@@ -1,5 +1,6 @@
 """`torchrpc.local_group`: workers of this machine, and what is said when one of them fails."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,24 @@ def test_survivors_go_on_when_a_worker_dies_and_the_end_names_it():
     assert not rpc._is_current_rpc_agent_set()
     with torchrpc.local_group(2):
         assert rpc.rpc_sync("worker1", torch.add, args=(1, 2)) == 3
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_forked_child_does_not_end_the_group_of_its_parent(close):
+    group = torchrpc.local_group(2)
+    if (pid := os.fork()) == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            if close:
+                group.close()
+            else:
+                with group:
+                    pass
+            status = 0
+        os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert rpc.rpc_sync("worker1", torch.add, args=(1, 2)) == 3
+    group.close()
 
 
 def test_the_error_of_the_block_is_the_one_that_is_raised():

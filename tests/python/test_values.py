@@ -308,11 +308,20 @@ def test_tensors_of_every_layout_arrive(tensor, wrap):
     assert torch.equal(*dense)
 
 
+def opaque():
+    return torch.ones(2, 2).to_mkldnn()
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no MKL-DNN")
-def test_an_opaque_tensor_is_refused_with_a_text():
-    with pytest.raises(RuntimeError, match=r"cannot send a tensor of layout Mkldnn: call \.to_dense\(\) first"):
-        rpc.rpc_sync("worker1", same, (torch.ones(2, 2).to_mkldnn(),))
-    assert rpc.rpc_sync("worker1", same, (1,)) == 1
+@pytest.mark.parametrize("to", ["worker0", "worker1"])
+def test_an_opaque_tensor_is_refused_with_a_text(to):
+    for function, args in ((same, (torch.ones(2, 2).to_mkldnn(),)), (opaque, ())):
+        with pytest.raises(RuntimeError, match=r"cannot send a tensor of layout Mkldnn: call \.to_dense\(\) first"):
+            rpc.rpc_sync(to, function, args)
+        if args or to != "worker0":  # a value of this worker needs no message
+            with pytest.raises(RuntimeError, match=r"cannot send a tensor of layout Mkldnn: call \.to_dense\(\)"):
+                rpc.remote(to, function, args).to_here()
+    assert rpc.rpc_sync(to, same, (1,)) == 1
 
 
 def numbers():

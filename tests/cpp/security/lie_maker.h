@@ -45,8 +45,8 @@ class LieMaker {
  private:
   /// Whether a frame does what it may do, although that outlives the liar:
   /// - A member may remove any name, and say that it is a client.
-  /// - A member can join any context whose number it guesses. If the context has never been, it stays until its owner
-  ///   is lost, or for ever if there is no such worker.
+  /// - A member can join any context of a member whose number it guesses. If the context has never been, it stays until
+  ///   that member is lost.
   /// - A worker that receives a fork of an RRef asks its owner for it, and the owner expects the call that makes the
   ///   value until its creator is lost. The creator in a false fork may be any worker, or none.
   bool hasKnownEffect(const std::string& head) const;

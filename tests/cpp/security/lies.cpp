@@ -77,9 +77,9 @@ bool LieMaker::hasKnownEffect(const std::string& head) const {
       return record.info == known_.self && known_.is_member && !record.is_member;
     }
     const auto* context = message.header(HeaderKind::kAutogradContext);
-    if (known_.is_member && context && context->size() >= sizeof(ContextId) &&
-        makerOf(Reader(*context).get<ContextId>()) != known_.self.id) {
-      return true;
+    if (known_.is_member && context && context->size() >= sizeof(ContextId)) {
+      const auto owner = makerOf(Reader(*context).get<ContextId>());
+      if (owner != known_.self.id && known_.members->contains(owner)) return true;
     }
     const auto* forks = message.header(HeaderKind::kRRefForks);
     return forks && std::ranges::any_of(decodeForks(*forks), [this](const RRefFork& each) {

@@ -43,6 +43,7 @@ TEST_CASE("workers must listen on loopback if the host, the interface or the ren
   CHECK(mustListenOnLoopback({"127.0.0.1", ""}));
   CHECK(mustListenOnLoopback({"127.1.2.3", "198.51.100.7"}));
   CHECK(mustListenOnLoopback({"", "localhost"}));
+  CHECK(mustListenOnLoopback({"", "LocalHost"}));  // names have no case
   CHECK_FALSE(mustListenOnLoopback({"", "198.51.100.7"}));
   Environment set("TORCHRPC_SOCKET_IFNAME", "lo");
   CHECK(mustListenOnLoopback({"", "198.51.100.7"}));
