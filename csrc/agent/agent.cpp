@@ -194,11 +194,13 @@ std::string Agent::listen() { return connections_.listen(); }
 void Agent::post(std::function<void()> task) {
   Executor::Task posted(std::move(task));
   // The pool closes after the loop has ended. Then a task may run on any thread, so the calling thread runs it.
+  // NOLINTNEXTLINE(bugprone-use-after-move): post() has moved it only if it returns true
   if (!pool_->post(std::move(posted))) posted();
 }
 
 void Agent::postToStrand(std::function<void()> task) {
   Executor::Task posted(std::move(task));
+  // NOLINTNEXTLINE(bugprone-use-after-move): as in post()
   if (!strand_.post(std::move(posted))) posted();
 }
 

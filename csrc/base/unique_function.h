@@ -55,7 +55,7 @@ class UniqueFunction<Result(Arguments...)> {
 
   explicit operator bool() const { return table_ != nullptr; }
   /// Must not be empty.
-  Result operator()(Arguments... arguments) const {
+  Result operator()(Arguments... arguments) const {  // NOLINT(performance-unnecessary-value-param): as std::function
     return table_->invoke(&storage_, std::forward<Arguments>(arguments)...);
   }
 
