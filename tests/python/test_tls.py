@@ -17,6 +17,7 @@ from waiting import eventually, remains
 import torchrpc.rpc as rpc
 from torchrpc.testing import free_port, run_ranks
 
+pytestmark = pytest.mark.timeout(240)
 NAMES = ("trainer-0", "trainer-1", "client-7")
 
 
@@ -146,7 +147,7 @@ def test_a_certificate_with_a_unit_that_is_not_a_role_is_refused(authority):
 
 def meet(rank, url, files, options, folder):
     """Start, call the other, and return how that ended."""
-    os.environ["TORCHRPC_INIT_TIMEOUT"] = "30"
+    os.environ["TORCHRPC_INIT_TIMEOUT"] = "12"  # worker 1 may wait so long, twice, if worker 0 is refused at once
     other = NAMES[1 - rank]
     try:
         init(rank, url, files[rank], transport="tcp", liveness_timeout=2, **options[rank])
@@ -166,7 +167,7 @@ def caller_of(files, *options):
     """Return what worker 0, with the first files, gets from a call of worker 1."""
     url = f"tcp://localhost:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
-        return run_ranks(meet, 2, url, files, options or ({}, {}), folder, init=False)[0]
+        return run_ranks(meet, 2, url, files, options or ({}, {}), folder, init=False, timeout=100)[0]
 
 
 def test_an_expired_certificate_is_refused(authority, files):
