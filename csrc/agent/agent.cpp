@@ -115,7 +115,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .gate = *gate_,
            .cancelled = cancelled_,
            .keyed = keyed_,
-           .is_group_function = options_.is_group_function,
+           .is_group_function = [this](const Message& message) { return isGroupFunction(message); },
            .decode = [this](Frame frame, WorkerId from) { return decode(std::move(frame), from, nullptr); },
            .closing = [this] { return closing(); },
            .not_served =
@@ -205,7 +205,7 @@ void Agent::postToStrand(std::function<void()> task) {
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {
-  timer_->after(delay, [this, task = std::move(task)] { pool_->post(Executor::Task(task)); });
+  timer_->after(delay, [this, task = std::move(task)]() mutable { pool_->post(std::move(task)); });
 }
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }

@@ -89,8 +89,7 @@ void CallServer::serve(const ServerCallPtr& call, Frame frame) {
       if (observer_) observer_->onServe(*call->request, responder);
       if (handler.loop_first(*call->request, responder)) return;
     }
-    const auto& is_group_function = environment_.is_group_function;
-    serveLater(handler, call, may_keep && !(is_group_function && is_group_function(call->request->message)));
+    serveLater(handler, call, may_keep && !environment_.is_group_function(call->request->message));
   });
 }
 

@@ -35,7 +35,7 @@ class CallServer {
     CallGate& gate;
     CancelledCalls& cancelled;
     KeyedCalls& keyed;
-    const std::function<bool(const Message&)>& is_group_function;  ///< see Agent::Options
+    std::function<bool(const Message&)> is_group_function;  ///< Agent::isGroupFunction()
     std::function<Result<Message>(Frame, WorkerId from)> decode;
     std::function<Error()> closing;  ///< the answer to requests for which the pool has no thread any more
     /// Called with requests that are not served. Resources in them may have to be released.

@@ -195,7 +195,7 @@ void LieMaker::addTo(std::string& head, size_t at, uint64_t more) {
 bool LieMaker::anotherWorker() {
   const auto record = other();
   if (known_.group.provesNames()) return hello(record.info.id, record.info.name, dice_.number());
-  // The same worker with the same or a later incarnation takes its place.
+  // Without a proof of names only an earlier incarnation than the known one is refused, so the lie claims that.
   if (dice_.chance(50)) {
     lie_.handshake.name = known_.group.proof == GroupKind::Proof::kSecret ? record.info.name : std::string();
   }

@@ -44,11 +44,16 @@ void LieMaker::tamper(RRefFork& fork) {
   }
 }
 
+namespace {
+/// The kinds of the messages that have RRefs.
+std::vector<Kind> rrefKinds() {
+  return {Kind::kRRefFetch,      Kind::kRRefForkRequest, Kind::kRRefChildAccept,
+          Kind::kRRefUserDelete, Kind::kCppRemote,       Kind::kCppCall};
+}
+}  // namespace
+
 bool LieMaker::rref() {
-  const auto* frame = anyFrame(
-      known_.own,
-      {Kind::kRRefFetch, Kind::kRRefForkRequest, Kind::kRRefChildAccept, Kind::kRRefUserDelete, Kind::kCppRemote,
-       Kind::kCppCall});
+  const auto* frame = anyFrame(known_.own, rrefKinds());
   if (!frame) return false;
   auto message = messageIn(*frame);
   lie_.to = frame->to;
@@ -81,10 +86,7 @@ bool LieMaker::rref() {
 }
 
 bool LieMaker::foreignRRef() {
-  const auto* frame = anyFrame(
-      known_.overheard,
-      {Kind::kRRefFetch, Kind::kRRefForkRequest, Kind::kRRefChildAccept, Kind::kRRefUserDelete, Kind::kCppRemote,
-       Kind::kCppCall});
+  const auto* frame = anyFrame(known_.overheard, rrefKinds());
   if (!frame) return false;
   lie_.to = frame->to;
   lie_.frames = {frame->head};
