@@ -815,6 +815,10 @@ Error Agent::refusal() const {
   return {ErrorCode::kShutdown, self().name + " is shutting down and makes no new calls", self().name};
 }
 
+void Agent::requireCallsAllowed() const {
+  if (isClosing() || refusesOwn(Kind::kPythonCall)) throw refusal();
+}
+
 void Agent::refuseOwnCalls() { ending_thread_ = os::threadId(); }
 
 Error Agent::endingError() const {

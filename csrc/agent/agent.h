@@ -209,6 +209,9 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   /// Refuses new calls of this worker from now on, except those of own threads, those of the calling thread, which is
   /// about to end the node, and those that are made while a function is served. The worker still serves calls.
   void refuseOwnCalls();
+  /// Throws Error(kShutdown) if this worker, which ends, refuses calls that the calling thread makes. So the maker of a
+  /// call learns it before it has made a future or an RRef.
+  void requireCallsAllowed() const;
   // The steps of close(). Each step first runs the steps before it. It returns false if `timeout` passes before it has
   // finished; another call continues it. Not to be called from the loop or the pool. See Note [The end of a node].
   /// Refuses new calls from now on. drain() and leave() together wait for `limit` at most, and drain() for `grace` at

@@ -56,6 +56,25 @@ constexpr auto kLeftAlone = "left_alone";    // the point at which workers arriv
 constexpr auto kAnyLeft = "any_left_alone";  // the key that the first of them sets
 constexpr auto kRecords = "worker";          // the point at which a worker arrives when its record is in the store
 
+/// The least time that a request to the store has, even if the time-out of its step has passed.
+constexpr Duration kLeastRequestTime = std::chrono::milliseconds(200);
+
+/// Lets each request to the store fail after the time that a step has, while this object exists. c10d's FileStore waits
+/// for a file that was removed until its own time-out, which is a minute or more.
+class RequestLimit {
+ public:
+  RequestLimit(const StorePtr& store, Duration limit) : store_(store), before_(store->getTimeout()) {
+    limitRequests(*store, limit);
+  }
+  ~RequestLimit() { store_->setTimeout(before_); }
+  RequestLimit(const RequestLimit&) = delete;
+  RequestLimit& operator=(const RequestLimit&) = delete;
+
+ private:
+  const StorePtr store_;
+  const std::chrono::milliseconds before_;
+};
+
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 
 std::string recordKey(WorkerId id) { return FanIn::key(kRecords, id); }
@@ -68,6 +87,12 @@ int64_t numberIn(const std::string& text) {
 }
 
 }  // namespace
+
+void limitRequests(c10d::Store& store, Duration limit) {
+  const auto wanted = storeTimeout(std::max(limit, kLeastRequestTime));
+  const auto now = store.getTimeout();
+  if (now == c10d::Store::kNoTimeout || wanted < now) store.setTimeout(wanted);
+}
 
 StorePtr partOfGroup(const StorePtr& root, int32_t number) {
   return c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(number), root);
@@ -247,7 +272,8 @@ void Rendezvous::markEnded() {
   }
 }
 
-void Rendezvous::markLeft() {
+void Rendezvous::markLeft(Duration timeout) {
+  const RequestLimit limit(store_, timeout / 2);  // of each of the two requests
   try {
     fan_in_.arrive(kLeftAlone, std::to_string(self_.incarnation));
     store_->set(kAnyLeft, toBytes("1"));
@@ -487,6 +513,7 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
 
 int64_t Rendezvous::sumOverAll(
     const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent) {
+  const RequestLimit limit(store_, timeout);
   fan_in_.arrive(name, std::to_string(number));
   ThreadWait record{.kind = ThreadWait::Kind::kBarrier};
   record.setText(name);
@@ -537,6 +564,7 @@ std::string Rendezvous::sumOfArrivals(const std::string& name, std::vector<Worke
 void Rendezvous::releaseStore(const std::string& phase, Duration timeout, const std::set<WorkerId>& absent) {
   // This worker reads nothing more of this phase, so neither a store that has ended nor workers that do not arrive are
   // an error.
+  const RequestLimit limit(store_, timeout);
   try {
     fan_in_.arrive(phase, "1");
   } catch (const std::exception&) {

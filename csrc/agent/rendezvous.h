@@ -31,6 +31,10 @@ struct GroupEntry {
   int32_t number = 0;        ///< of the group, from 0
   bool takes_place = false;  ///< the group has formed, and this worker may take the place of one that was lost
 };
+/// Makes each later request to the store, and the end of its client, fail after this time at the latest: c10d's
+/// FileStore waits for a file that was removed until its time-out.
+void limitRequests(c10d::Store& store, Duration limit);
+
 /// Returns the group that this worker enters, with at least the number `first`: the latest group that has formed, if it
 /// has not ended and has the record of an earlier process for this rank; otherwise the first group that has not formed.
 GroupEntry enterGroup(const StorePtr& root, WorkerId rank, int32_t first);
@@ -67,7 +71,7 @@ class Rendezvous {
   /// Marks the group as ended, so that no worker can join it any more.
   void markEnded();
   /// Static group: tells the other workers that this one leaves before them, and is not lost.
-  void markLeft();
+  void markLeft(Duration timeout);
   /// Whether that incarnation of a worker has called markLeft(). Returns false if the store does not answer.
   bool hasLeft(WorkerId id, uint64_t incarnation);
   /// Whether any worker of the group has called markLeft(), by one request. Returns false if the store does not answer.

@@ -111,6 +111,7 @@ FutureStatePtr startCall(
     const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
   const auto node = api::coreOf(ref);
   return api::concerning(node->self().name, [&] {
+    node->agent().requireCallsAllowed();
     const auto worker = api::resolve(*node, to);
     auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kCall);
     auto state = std::make_shared<FutureState>(node);
@@ -131,6 +132,7 @@ c10::IValue startRemote(
           "remote() cannot have retries, because an RRef is lost with the connection on which it was made: repeat it "
           "yourself, with a key");
     }
+    node->agent().requireCallsAllowed();
     const auto worker = api::resolve(*node, to);
     auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kRemote);
     return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);

@@ -127,6 +127,7 @@ std::shared_ptr<core::Node> join(
       .timeout = options.init_timeout,
       .has_secret = hasGivenSecret(options.transport.secret, options.transport.identity_file)};
   const auto store = root ? root : openStore(meeting);
+  options.owns_store = !root;
   options.served_store = meeting.served_store;
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   for (int32_t first = 0;;) {

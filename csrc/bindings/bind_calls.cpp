@@ -26,13 +26,14 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// The destination and the time-out of a call. Its constructor waits until the call table has room for the call, so
-/// create it before RRefs are forked for the call.
+/// The destination and the time-out of a call. Its constructor throws if this worker makes no new calls, and waits
+/// until the call table has room for the call, so create it before RRefs are forked for the call.
 struct Route {
   /// `to` is a worker's name or a WorkerInfo.
   Route(const py::object& to, double timeout)
       : to(PyUnicode_Check(to.ptr()) ? node->worker(py::cast<std::string>(to)) : py::cast<WorkerInfo>(to)),
         limit(toTimeout(*node, timeout)) {
+    node->agent().requireCallsAllowed();
     if (node->agent().waitForCapacity(Duration::zero())) return;
     py::gil_scoped_release no_gil;
     node->waitForCapacity(this->to, limit);

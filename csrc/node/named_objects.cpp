@@ -163,6 +163,7 @@ void NamedObjects::requireUsable(const std::string& name) const {
 }
 
 void NamedObjects::add(const std::string& name, const RRefPtr& rref, Duration timeout) {
+  agent_.requireCallsAllowed();
   requireUsable(name);
   rrefs_.requireOwn(*rref);
   for (const auto& worker : {agent_.self().name, rref->owner().name}) {
@@ -189,6 +190,7 @@ void NamedObjects::add(const std::string& name, const RRefPtr& rref, Duration ti
 }
 
 RRefPtr NamedObjects::lookUp(const std::string& name, Duration timeout) {
+  agent_.requireCallsAllowed();
   requireUsable(name);
   std::optional<Registration> known;
   {
@@ -218,7 +220,8 @@ RRefPtr NamedObjects::lookUp(const std::string& name, Duration timeout) {
   }
   if (is_found) return std::move(answer).value();
   if (!named || answer || answer.error().code() == ErrorCode::kUnknownWorker) throw notFound(name);
-  if (!hasEnded(answer.error())) throw answer.error();
+  const auto& error = answer.error();
+  if (!hasEnded(error) || error.worker() == agent_.self().name) throw error;
   throw Error(
       ErrorCode::kWorkerLost,
       "the object named " + quoted(name) + " is lost with its owner " + named->owner + ". Register another one.",

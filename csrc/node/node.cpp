@@ -711,7 +711,7 @@ void Node::requireOtherThread() const {
 
 bool Node::leaveAlone(Duration timeout) {
   requireOtherThread();
-  if (isStaticGroup()) rendezvous_->markLeft();
+  if (isStaticGroup()) rendezvous_->markLeft(timeout);
   agent_.beginEnd(timeout, timeout);
   return agent_.waitIdle(timeout);
 }
@@ -720,9 +720,9 @@ bool Node::drain(Duration limit, Duration timeout) {
   if (!agent_.isInItsProcess()) return true;
   requireOtherThread();
   if (keeper_) keeper_->stop();
-  if (std::exchange(must_release_store_, false)) {
-    rendezvous_->releaseStore(kStarted, std::min({limit, timeout, kStoreGrace}), absent_);
-  }
+  const auto grace = std::min({limit, timeout, kStoreGrace});
+  if (options_.owns_store) limitRequests(*store_, grace);
+  if (std::exchange(must_release_store_, false)) rendezvous_->releaseStore(kStarted, grace, absent_);
   agent_.beginEnd(limit);
   return agent_.drain(timeout);
 }

@@ -58,6 +58,8 @@ class Node : public std::enable_shared_from_this<Node> {
     int32_t world_size = 0;  ///< 0: the group grows as workers join
     /// Whether the store is that of a static group that has formed, in which the node takes the place of this worker.
     bool takes_place = false;
+    /// Whether only the node uses the store. Then the node shortens the store's time-out when it ends.
+    bool owns_store = false;
     /// The address at which rank 0 serves the store in its process. Empty if another process serves it, or it is a
     /// file.
     std::optional<StoreAddress> served_store{};

@@ -146,7 +146,8 @@ constexpr bool isCall(Kind kind) {
 constexpr bool carriesValues(Kind kind) { return traitsOf(kind).operation != Operation::kNone; }
 /// Whether a request of that kind begins work that the program has asked for, on the worker that receives it.
 constexpr bool beginsWork(Kind kind) {
-  return carriesValues(kind) || kind == Kind::kRRefBackward || (kind >= Kind::kOptimCreate && kind <= Kind::kOptimLoad);
+  return carriesValues(kind) || kind == Kind::kNameFind || kind == Kind::kRRefBackward ||
+      (kind >= Kind::kOptimCreate && kind <= Kind::kOptimLoad);
 }
 /// Whether a request of that kind is idempotent and the sender repeats it until it is answered.
 constexpr bool isReliable(Kind kind) { return traitsOf(kind).delivery == Delivery::kUntilAnswered; }

@@ -332,7 +332,8 @@ class NodeRef {
     return callAsync(to, function, std::forward<Args>(args)...).wait();
   }
 
-  /// Starts the call and returns the future of its result. Throws immediately for an invalid argument or destination.
+  /// Starts the call and returns the future of its result. Throws immediately for an invalid argument or destination,
+  /// and Error(kShutdown) when this worker makes no new calls because it ends.
   template <typename T = void, typename... Args>
   Future<T> callAsync(const Destination& to, const Callable& callable, Args&&... args) const {
     return Future<T>(detail::startCall(*this, to, callable, {toValue(std::forward<Args>(args))...}));

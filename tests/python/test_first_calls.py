@@ -35,7 +35,7 @@ def join(rank, size, url):
 
 
 def store():
-    return torch.distributed.PrefixStore("test", rpc._group.init._store)
+    return torch.distributed.PrefixStore("test", rpc._group.rendezvous._store)
 
 
 def tell(key):

@@ -48,7 +48,7 @@ from ._errors import NotAllowedError, RpcError, WorkerLostError
 from ._group import gather
 from ._group.gather import AllGatherStates
 from ._group.members import attach, detach, get_workers
-from ._group.rendezvous import mark_formed
+from ._group.rendezvous import mark_formed, shorten_end_of_store
 from ._group.shutdown import (
     EXIT_ANSWER_S,
     EXIT_GRACE_S,
@@ -408,6 +408,7 @@ def _drop_agent(grace_s: float = math.inf, deadline: float = math.inf) -> None:
         stop_event_loop(max(deadline - time.monotonic(), 0.0))
         stop_agent(agent, min(grace_s, max(deadline - time.monotonic(), 0.0)))
     finally:
+        shorten_end_of_store()
         _cleanup_python_rpc_handler()
         detach()
         _reset_current_rpc_agent()

@@ -473,6 +473,28 @@ TEST_CASE("shutdown() says which worker was lost, and stops the node") {
   CHECK(errorOf([&] { node.call(1, &poke); }).code() == ErrorCode::kShutdown);
 }
 
+namespace {
+
+/// Calls again whatever has happened, until the call is refused.
+void callAgain(const NodeRef& node, std::atomic<int>& refused) try {
+  node.callAsync<void>(0, &poke).then(
+      Executor::inlined(), [node, &refused](const Future<void>&) { callAgain(node, refused); });
+} catch (const Error& error) {
+  if (error.code() == ErrorCode::kShutdown) ++refused;
+}
+
+}  // namespace
+
+TEST_CASE("a chain of continuations that call again whatever has happened ends with the node") {
+  std::atomic<int> refused = 0;
+  {
+    Group group(1);
+    for (int i = 0; i < 4; ++i) callAgain(group[0], refused);
+    group[0].stop();
+  }
+  CHECK(refused == 4);
+}
+
 TEST_CASE("after the end of a node, calls fail and futures do not hang") {
   Group group(2);
   const auto release = std::make_shared<std::latch>(1);  // shared as above
@@ -484,6 +506,8 @@ TEST_CASE("after the end of a node, calls fail and futures do not hang") {
   CHECK(errorOf([&] { future.wait(); }).code() == ErrorCode::kShutdown);
   CHECK(errorOf([&] { after.wait(); }).code() == ErrorCode::kShutdown);
   CHECK(errorOf([&] { handle.call(1, "poke"); }).code() == ErrorCode::kShutdown);
+  CHECK(errorOf([&] { handle.callAsync<void>(1, "poke"); }).code() == ErrorCode::kShutdown);
+  CHECK(errorOf([&] { handle.remote<int>(1, "poke"); }).code() == ErrorCode::kShutdown);
   const auto late = future.then([](const Future<void>&) { return 1; });
   CHECK(late.wait() == 1);
   release->count_down();

@@ -16,7 +16,6 @@ from torchrpc._C import (
     TensorPipeAgent,
     WorkerInfo,
     _is_current_rpc_agent_set,
-    _keep_forever,
     _set_profiler_node_id,
 )
 
@@ -27,6 +26,7 @@ from .rendezvous import (
     enter_group,
     has_ended,
     init_timeout,
+    keep_store,
     open_store,
     rank_of_launcher,
     served_store,
@@ -38,8 +38,6 @@ from .rendezvous import (
 logger = logging.getLogger(__name__)
 
 _is_tensorpipe_available = True
-
-_store: Any = None  # of the latest group; kept because rank 0's store serves workers that leave after rank 0
 
 
 def init_rpc(
@@ -92,13 +90,12 @@ def init_rpc(
 
 
 def _join_group(backend: Any, name: str, rank: int, world_size: int | None, options: Any) -> None:
-    global _store
     rpc_timeout = to_timedelta(options.rpc_timeout, "rpc_timeout")
     # Other backends have their own security.
     has_secret = getattr(options, "_has_secret", True)
     store, rank = open_store(options.init_method, rank, world_size, has_secret)
     store.set_timeout(min(init_timeout(), rpc_timeout))
-    _store = store
+    keep_store(store)
     dist_autograd._init(rank)
     _set_profiler_node_id(rank)
     first = 0
@@ -119,7 +116,7 @@ def _join_group(backend: Any, name: str, rank: int, world_size: int | None, opti
             first = number + 1
         except dist.DistError as exc:  # of the store
             raise also(RendezvousError, type(exc))(f"{name}: {_store_lost(exc)}") from exc
-    _store.set_timeout(rpc_timeout)
+    store.set_timeout(rpc_timeout)
 
 
 def _store_lost(exc: Exception) -> str:
@@ -129,17 +126,6 @@ def _store_lost(exc: Exception) -> str:
         f"the store through which its group meets does not answer: {exc}. {server} has ended or cannot be reached: "
         "start the group again, and let that process end last."
     )
-
-
-def _leave_store_to_parent() -> None:
-    """Never destroy the store in a forked child: that would wait for the store's thread, which only the parent has."""
-    global _store
-    if _store is not None:
-        _keep_forever(_store)
-        _store = None
-
-
-os.register_at_fork(after_in_child=_leave_store_to_parent)
 
 
 def _resolve_backend(backend: Any, options: Any) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from torchrpc._C import (
     _find_launch,
     _find_meeting_place,
     _has_ended,
+    _keep_forever,
     _listen_at_rendezvous_host,
     _mark_formed,
     _prepare_store_file,
@@ -47,6 +48,8 @@ _HOW_TO_MEET = (
 
 
 _deadline = math.inf  # of the running init_rpc
+_store: dist.Store | None = None  # of the latest group; kept because rank 0's serves workers that leave after rank 0
+_STORE_GRACE = timedelta(seconds=2)
 
 
 @contextlib.contextmanager
@@ -169,6 +172,29 @@ def _missing(name: str, remedy: str) -> ValueError:
 def _url_error(scheme: str, text: str) -> ValueError:
     error = also(RendezvousError, ValueError)
     return error(f"Error initializing torch.distributed using {scheme}:// rendezvous: {text}")
+
+
+def keep_store(store: dist.Store) -> None:
+    """Let the store live until the next group has one, or the process ends."""
+    global _store
+    _store = store
+
+
+def shorten_end_of_store() -> None:
+    """Let the end of the store take 2 seconds at most: that of a file that was removed takes its whole time-out."""
+    if _store is not None:
+        _store.set_timeout(min(_store.timeout, _STORE_GRACE))
+
+
+def _leave_store_to_parent() -> None:
+    """Never destroy the store in a forked child: that would wait for the store's thread, which only the parent has."""
+    global _store
+    if _store is not None:
+        _keep_forever(_store)
+        _store = None
+
+
+os.register_at_fork(after_in_child=_leave_store_to_parent)
 
 
 def _check_file(path: str, has_secret: bool) -> None:
