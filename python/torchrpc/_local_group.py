@@ -133,6 +133,7 @@ def local_group(
 
     The group lives until `close()`, the end of the `with` block or the end of the program. Call it on the main thread.
     On another thread, the death of a process while the group forms is noticed only after TORCHRPC_INIT_TIMEOUT.
+    Processes and programs that a worker has started end with the group: after SIGTERM, they have a second.
 
     Example:
         >>> with torchrpc.local_group(3) as group:

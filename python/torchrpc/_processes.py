@@ -6,6 +6,7 @@ Each object is used by one thread, preferably the main thread.
 import _thread
 import contextlib
 import faulthandler
+import itertools
 import multiprocessing as mp
 import multiprocessing.connection
 import os
@@ -14,7 +15,9 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 __all__ = ["PRELOADED", "Processes", "RankError", "context_of", "join_group", "run_in_environment"]
@@ -51,10 +54,12 @@ class Processes:
         self.running: dict[Any, tuple[int, Any]] = {}  # connection -> rank, process
         self.processes: list[Any] = []
         self.values: dict[int, Any] = {}
+        self.mark = f"{os.getpid()}.{next(_numbers)}"
+        _all.add(self)
 
     def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
         parent_end, child_end = self.context.Pipe()
-        arguments = (dict(os.environ), _child, child_end, body, args)
+        arguments = ({**os.environ, _MARK: self.mark}, _child, child_end, body, args)
         process = self.context.Process(target=run_in_environment, args=arguments, daemon=True)
         process.start()
         child_end.close()
@@ -166,6 +171,57 @@ class Processes:
             if process.is_alive():
                 process.kill()
             process.join()
+        _end_programs(self.mark)
+
+
+_numbers = itertools.count()
+_all: "weakref.WeakSet[Processes]" = weakref.WeakSet()
+
+
+def _leave_processes_to_parent() -> None:
+    """Let a forked child end without its parent's processes: multiprocessing would terminate them as its own."""
+    for group in list(_all):
+        for process in group.processes:
+            getattr(mp.process, "_children", set()).discard(process)
+
+
+os.register_at_fork(after_in_child=_leave_processes_to_parent)
+
+_MARK = "TORCHRPC_STARTED_BY"  # a variable of the environment of the workers, and so of the programs that they start
+# Programs of Python and torch that end by themselves after their last user, and then remove what it has left behind.
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_PROGRAM_GRACE_S = 1.0
+
+
+def _end_programs(mark: str) -> None:
+    """End the programs that workers with this mark have started, and those that these have started.
+
+    A spawned process is such a program, and so is one of subprocess. They have a second to end after SIGTERM.
+    """
+    deadline = time.monotonic() + _PROGRAM_GRACE_S
+    told: set[int] = set()
+    while programs := _programs_with(mark):
+        is_late = time.monotonic() > deadline
+        for pid in programs:
+            if is_late or pid not in told:
+                told.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+        time.sleep(0.01)  # between two looks at processes that end
+
+
+def _programs_with(mark: str) -> list[int]:
+    """Return the processes whose program was started with this mark. Forked workers have it only in Python's memory."""
+    entry = f"{_MARK}={mark}".encode()
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            folder = Path("/proc", pid)
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes()
+                if not any(cleaner in command for cleaner in _CLEANERS):
+                    found.append(int(pid))
+    return found
 
 
 _ORPHAN_S = 10.0  # how long a process may run on after the end of its parent process
@@ -197,6 +253,7 @@ def _end_with_parent() -> None:
     parent: Any = mp.parent_process()
     multiprocessing.connection.wait([parent.sentinel])
     time.sleep(_ORPHAN_S)
+    _end_programs(os.environ[_MARK])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -210,7 +267,8 @@ def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
     except BaseException:
         outcome = (True, traceback.format_exc())
     for process in mp.active_children():
-        process.terminate()
+        if not process.daemon:  # multiprocessing ends the others, and pools with their workers, but would wait for this
+            process.terminate()
     connection.send(outcome)
     connection.close()
 

@@ -1,5 +1,6 @@
 """`torchrpc.local_group`: workers of this machine, and what is said when one of them fails."""
 
+import concurrent.futures
 import contextlib
 import multiprocessing
 import os
@@ -236,6 +237,54 @@ def test_processes_of_a_worker_that_is_killed_end():
         os.kill(rpc.rpc_sync("worker1", os.getpid), signal.SIGKILL)
         eventually(lambda: not any(map(is_running, pids)), 30)
 
+
+helpers = []  # of a worker
+
+
+def start_helpers(context):
+    """Start processes of each kind that Python has, and return their ids."""
+    context = multiprocessing.get_context(context)
+    pool, executor = context.Pool(2), concurrent.futures.ProcessPoolExecutor(2, context)
+    manager = context.Manager()
+    program = subprocess.Popen(["sleep", "1000"])
+    process = context.Process(target=time.sleep, args=(1000,))
+    process.start()
+    helpers.extend((pool, executor, manager, program, process))
+    busy = pool.map_async(time.sleep, [1000])  # the pool ends although a function runs
+    helpers.append(busy)
+    pids = {*pool.starmap(os.getpid, [()]), executor.submit(os.getpid).result(), manager._process.pid}
+    return pids | {program.pid, process.pid}
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_all_processes_and_programs_that_a_worker_has_started_end_with_the_group(context, is_killed):
+    group = torchrpc.local_group(2, timeout=60)
+    pids = rpc.rpc_sync("worker1", start_helpers, (context,), timeout=60)
+    assert len(pids) == 5 and all(map(is_running, pids))
+    start = time.monotonic()
+    if is_killed:
+        os.kill(rpc.rpc_sync("worker1", os.getpid), signal.SIGKILL)
+        with pytest.raises(torchrpc.RankError, match="exit code -9"):
+            group.close()
+    else:
+        group.close()
+    assert time.monotonic() - start < 30  # half of the time-out, at the end of which it would kill the workers
+    eventually(lambda: not any(map(is_running, pids)), 30)
+
+
+def test_a_forked_child_that_ends_in_order_leaves_the_workers_alone(run_python):
+    assert run_python("-c", FORKS).stdout == "0 3\n"
+
+
+FORKS = """
+import os, sys, torchrpc, torchrpc.rpc as rpc
+with torchrpc.local_group(2):
+    if (pid := os.fork()) == 0:
+        sys.exit()  # the exit handlers of multiprocessing run
+    status = os.waitpid(pid, 0)[1]
+    print(status, rpc.rpc_sync("worker1", sum, ([1, 2],)))
+"""
 
 ORPHANS = """
     import os, sys, threading, time
