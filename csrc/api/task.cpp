@@ -1,7 +1,5 @@
 // The untyped functions behind torchrpc/task.h.
 
-#include "torchrpc/task.h"
-
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/exception.h"
