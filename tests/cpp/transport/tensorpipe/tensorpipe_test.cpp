@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <thread>
 
+#include "outcomes.h"
 #include "transport/child_process.h"
 #include "transport/tensorpipe/address.h"
 #include "transport/transports_under_test.h"
