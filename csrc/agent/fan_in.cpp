@@ -21,12 +21,6 @@ constexpr Duration kShortestPollInterval = std::chrono::milliseconds(1);
 constexpr Duration kLongestPollInterval = std::chrono::milliseconds(50);
 constexpr Duration kPollIntervalPerWorker = std::chrono::microseconds(200);  // bounds the store's load in large groups
 
-std::string joinRanks(const std::vector<WorkerId>& ranks) {
-  std::string out;
-  for (const auto rank : ranks) out += (out.empty() ? "" : ", ") + std::to_string(rank);
-  return out;
-}
-
 /// Returns an eighth of the time that the wait has taken so far. So short waits end soon, and long ones cost the store
 /// little.
 Duration pollInterval(Duration waited, int32_t world_size) {
@@ -160,8 +154,8 @@ std::vector<WorkerId> FanIn::waitForKeys(std::vector<Awaited> awaited, const std
       warned = true;
       if (const auto late = ranksOf(missing(arrivals(everyone(), point))); !late.empty()) {
         log(LogLevel::kWarning,
-            selfText() + " has waited " + secondsText(kWarnAfter) + " for the workers of rank " + joinRanks(late) +
-                " to " + wait.purpose);
+            selfText() + " has waited " + secondsText(kWarnAfter) + " for " +
+                (names_.empty() ? "the workers of " : "") + workersText(late) + " to " + wait.purpose);
       }
     }
     std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start, world_size_)));
@@ -207,7 +201,17 @@ Error FanIn::timedOut(const std::string& point, const Wait& wait, const std::vec
   return {
       wait.timeout_code,
       selfText() + " waited " + secondsText(wait.timeout) + " for the " + std::to_string(world_size_) +
-          " workers of its group to " + wait.purpose + "; missing: rank " + joinRanks(ranks) + ". " + advice};
+          " workers of its group to " + wait.purpose + "; missing: " + workersText(ranks) + ". " + advice};
+}
+
+std::string FanIn::workersText(const std::vector<WorkerId>& ranks) const {
+  std::string out = names_.empty() ? "rank " : "";
+  for (const auto rank : ranks) {
+    if (rank != ranks.front()) out += ", ";
+    const auto number = std::to_string(rank);
+    out += names_.empty() ? number : names_.at(static_cast<size_t>(rank)) + " (rank " + number + ")";
+  }
+  return out;
 }
 
 std::string FanIn::selfText() const { return self_.name + " (rank " + std::to_string(self_.id) + ")"; }

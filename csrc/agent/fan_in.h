@@ -76,6 +76,8 @@ class FanIn {
   void setStore(const StorePtr& store);
   /// The address for the texts of errors.
   void setServedAt(std::optional<StoreAddress> served) { served_ = std::move(served); }
+  /// The names of all workers, by rank, for the texts of errors.
+  void setNames(std::vector<std::string> names) { names_ = std::move(names); }
 
   /// Blocks until these workers have arrived, or only lost ones are missing, which it returns. Logs once, after ten
   /// seconds, which workers are missing. A signal ends the wait, see interrupt.h. Throws Error: Wait::timeout_code
@@ -108,6 +110,8 @@ class FanIn {
   /// Returns those whose keys are not set. Throws Error(kRendezvous) if the store does not answer.
   std::vector<Awaited> missing(std::span<const Awaited> awaited) const;
   Error timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const;
+  /// "rank 1, 2"; when the names are known, "worker1 (rank 1), worker2 (rank 2)"
+  std::string workersText(const std::vector<WorkerId>& ranks) const;
   /// "worker1 (rank 1)"
   std::string selfText() const;
 
@@ -116,6 +120,7 @@ class FanIn {
   const int32_t world_size_;
   StoreSeal seal_;
   std::optional<StoreAddress> served_;
+  std::vector<std::string> names_;  ///< of the workers, by rank; empty until they are known
 };
 
 /// Converts a timeout for stores. They have no kNoLimit, so a month stands for it.

@@ -356,8 +356,13 @@ std::vector<WorkerRecord> Rendezvous::latestRecords() {
 void Rendezvous::bindTo(const Roster& roster) {
   roster_ = roster.encode();
   std::string all;
-  for (const auto& record : roster.records) all += record;
+  std::vector<std::string> names;
+  for (const auto& record : roster.records) {
+    all += record;
+    names.push_back(decodeRecord(record).info.name);
+  }
   fan_in_.seal().bindTo(all);
+  fan_in_.setNames(std::move(names));
 }
 
 FanIn::Wait Rendezvous::waitToJoin(TimePoint deadline) {

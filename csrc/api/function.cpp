@@ -203,12 +203,12 @@ void registerOnce(
     auto& all = names();
     MutexLock lock(all.mutex);
     all.types[name] = &types;
-  } catch (const Error&) {
+  } catch (const Error& error) {
     if (!location) throw;
-    // While a program is loaded, nobody could catch the error.
-    addRegistrationConflict(
+    throw Error(
+        error.code(),
         "two C++ functions are registered as " + name + ", " + earlier + " and at " + location +
-        ": give one of them another name, or register it with registerFunction()");
+            ": give one of them another name, or register it with registerFunction()");
   }
 }
 
@@ -223,6 +223,14 @@ void registerHandler(
   auto& all = names();
   MutexLock lock(all.mutex);
   all.by_address.emplace(function, std::move(name));
+}
+
+void addRegistrationError(const char* location, const std::string& name, const Error& error) {
+  const auto& text = error.text();
+  const bool names_location = text.find(location) != std::string::npos;
+  torchrpc::addRegistrationError(
+      names_location ? text
+                     : "the C++ function registered at " + std::string(location) + " as '" + name + "': " + text);
 }
 
 void registerMethod(

@@ -28,7 +28,7 @@ const RRefValue& rrefOf(const c10::IValue& value) {
 }  // namespace
 
 c10::IValue checkedRRef(c10::IValue value) {
-  RRefValue::of(value);
+  rrefOf(value);
   return value;
 }
 

@@ -50,6 +50,10 @@ void beforeResult(const FutureState& awaited) {
   if (code == ErrorCode::kCancelled) current_task->onCancellationSeen();
 }
 
+void throwEmptyTask() {
+  throwInvalidArgument("this Task has no coroutine: it has been awaited, started or moved from already");
+}
+
 TaskPromise::TaskPromise(const NodeRef* node)
     : state_(std::make_shared<FutureState>(coreOrNull(node), FutureState::OnCancel::kForward)) {}
 

@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "base/log.h"
 #include "base/sync/fork_safe_mutex.h"
 #include "node/node.h"
 #include "node/rref_value.h"
@@ -14,7 +15,8 @@ namespace {
 struct Registry {
   ForkSafeMutex mutex;
   std::unordered_map<std::string, std::shared_ptr<const CppHandler>> handlers TORCHRPC_GUARDED_BY(mutex);
-  std::string conflicts TORCHRPC_GUARDED_BY(mutex);
+  std::string errors TORCHRPC_GUARDED_BY(mutex);
+  bool are_checked TORCHRPC_GUARDED_BY(mutex) = false;
 };
 
 // Made on first use, because static initialisers of other files register functions.
@@ -55,16 +57,20 @@ bool unregisterCppFunction(const std::string& name) {
   return true;
 }
 
-void addRegistrationConflict(const std::string& text) {
+void addRegistrationError(const std::string& text) {
   auto& all = registry();
   MutexLock lock(all.mutex);
-  all.conflicts += (all.conflicts.empty() ? "" : "\n") + text;
+  all.errors += (all.errors.empty() ? "" : "\n") + text;
+  const bool is_late = all.are_checked;
+  lock.unlock();
+  if (is_late) log(LogLevel::kError, text);
 }
 
 void checkRegistrations() {
   auto& all = registry();
   MutexLock lock(all.mutex);
-  if (!all.conflicts.empty()) throw Error(ErrorCode::kInvalidArgument, all.conflicts);
+  all.are_checked = true;
+  if (!all.errors.empty()) throw Error(ErrorCode::kInvalidArgument, all.errors);
 }
 
 void registerCppFunction(const std::string& name, CppFunction function) {

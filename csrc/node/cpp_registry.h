@@ -39,9 +39,10 @@ void registerCppHandler(const std::string& name, CppHandler handler);
 /// Removes the function of that name; calls that run go on. Returns false if there is none.
 bool unregisterCppFunction(const std::string& name);
 
-/// Notes that two functions have been registered under one name, at a time when no error can be thrown.
-void addRegistrationConflict(const std::string& text);
-/// Throws Error(kInvalidArgument) with the conflicts, if there are any.
+/// Notes the error of a registration, at a time when no error can be thrown. Logs it if checkRegistrations() has been
+/// called, because the program may make no further node.
+void addRegistrationError(const std::string& text);
+/// Throws Error(kInvalidArgument) with the errors of registrations, if there are any.
 void checkRegistrations();
 
 /// Encodes the call of a C++ function. `rrefs` encodes the RRefs among the arguments; if it is empty, there must be

@@ -25,7 +25,7 @@ Error wrongAddress(std::string_view scheme, const std::string& address) {
       ErrorCode::kInvalidArgument,
       "that worker uses the " + theirs + " transport and this one the " + ours +
           " transport: give all workers of a group the same TORCHRPC_TRANSPORT (" + ours + " or " + theirs +
-          ") and the same _transports option"};
+          "), and in Python the same _transports option"};
 }
 
 }  // namespace torchrpc

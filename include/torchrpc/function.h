@@ -297,6 +297,19 @@ void registerAt(const char* location, std::string name, F function, const Execut
   }
 }
 
+/// For TORCHRPC_FUNCTION, while the program is loaded and nobody could catch an error: the constructors of nodes throw
+/// it.
+void addRegistrationError(const char* location, const std::string& name, const Error& error);
+
+template <typename F>
+void declareAt(const char* location, const std::string& name, F function) {
+  try {
+    registerAt(location, name, std::move(function), Executor::pool());
+  } catch (const Error& error) {
+    addRegistrationError(location, name, error);
+  }
+}
+
 }  // namespace detail
 
 /// Makes `function` callable by `name` on all nodes of this process, until the process ends. `function` is a function,
@@ -355,16 +368,16 @@ constexpr auto overload(Signature Class::* method) {
 
 /// At namespace scope: registers a function when the program or library is loaded, under its name as written here. Call
 /// it by that name or, type-checked in C++, as `node.call("ps", &function, args...)`. It may be in a header that
-/// several files include. If the program registers two functions under one name, the constructor of each node throws
-/// Error(kInvalidArgument), which names both places.
+/// several files include. If the program registers two functions under one name, a null function, or one without a
+/// name, the constructor of each node throws Error(kInvalidArgument), which names the places. If a library does so that
+/// is loaded when there are nodes, the error is logged.
 #define TORCHRPC_FUNCTION(...) TORCHRPC_FUNCTION_AS(#__VA_ARGS__, &__VA_ARGS__)
 
 /// Registers a function, as TORCHRPC_FUNCTION does, under a name that is a string. It may also be a lambda, or one of
 /// several overloaded functions:
 /// `TORCHRPC_FUNCTION_AS("area.circle", torchrpc::overload<double(const Circle&)>(&area));`.
-#define TORCHRPC_FUNCTION_AS(name, ...)                                                          \
-  [[maybe_unused]] static const bool TORCHRPC_JOIN(torchrpc_registered_, __COUNTER__) = [] {     \
-    ::torchrpc::detail::registerAt(                                                              \
-        __FILE__ ":" TORCHRPC_TEXT_(__LINE__), name, __VA_ARGS__, ::torchrpc::Executor::pool()); \
-    return true;                                                                                 \
+#define TORCHRPC_FUNCTION_AS(name, ...)                                                      \
+  [[maybe_unused]] static const bool TORCHRPC_JOIN(torchrpc_registered_, __COUNTER__) = [] { \
+    ::torchrpc::detail::declareAt(__FILE__ ":" TORCHRPC_TEXT_(__LINE__), name, __VA_ARGS__); \
+    return true;                                                                             \
   }()

@@ -127,7 +127,7 @@ class RRef {
 template <typename T>
 struct ValueTraits<RRef<T>> {
   static c10::TypePtr type() { return c10::AnyType::get(); }
-  static c10::IValue to(const RRef<T>& rref) { return rref.value(); }
+  static c10::IValue to(const RRef<T>& rref) { return detail::checkedRRef(rref.value()); }
   static RRef<T> from(const c10::IValue& value) { return RRef<T>::of(value); }
 };
 

@@ -103,6 +103,8 @@ class ValuePromise<void> : public TaskPromiseBase {
   std::exception_ptr error_;
 };
 
+[[noreturn]] void throwEmptyTask();
+
 /// A coroutine whose end is not awaited.
 struct Detached {
   struct promise_type {
@@ -146,23 +148,30 @@ class [[nodiscard]] Task {
   }
 
   /// Runs the task on this thread until it waits for the first time, and returns the future of its result; `T` must
-  /// have ValueTraits. Future::cancel() makes the `co_await` at which the task waits, or the next one that waits, throw
-  /// Error(kCancelled); the task decides how it ends. Continuations of the future run on the thread that ends the task.
+  /// have ValueTraits. Throws as co_await does for a task without a coroutine. Future::cancel() makes the `co_await` at
+  /// which the task waits, or the next one that waits, throw Error(kCancelled); the task decides how it ends.
+  /// Continuations of the future run on the thread that ends the task.
   Future<T> start() && { return std::move(*this).start(nullptr); }
   /// The same, with continuations on the pool of `node`.
   Future<T> start(const NodeRef& node) && { return std::move(*this).start(&node); }
 
-  /// `co_await std::move(task)` runs the task, and returns its value or throws its exception.
+  /// `co_await std::move(task)` runs the task, and returns its value or throws its exception. Throws
+  /// Error(kInvalidArgument) for a task that has been awaited, started or moved from.
   auto operator co_await() && {
-    struct TaskAwaiter {
-      std::coroutine_handle<promise_type> coroutine;
+    class TaskAwaiter {
+     public:
+      explicit TaskAwaiter(Task task) : task_(std::move(task)) {}
       bool await_ready() const noexcept { return false; }
       bool await_suspend(std::coroutine_handle<> awaiting) const {
-        return coroutine.promise().runFor(awaiting, coroutine);
+        return task_.coroutine_.promise().runFor(awaiting, task_.coroutine_);
       }
-      T await_resume() const { return coroutine.promise().take(); }
+      T await_resume() const { return task_.coroutine_.promise().take(); }
+
+     private:
+      const Task task_;
     };
-    return TaskAwaiter{coroutine_};
+    requireCoroutine();
+    return TaskAwaiter(std::move(*this));
   }
 
  private:
@@ -181,7 +190,11 @@ class [[nodiscard]] Task {
       promise.fail(std::current_exception());
     }
   }
+  void requireCoroutine() const {
+    if (!coroutine_) detail::throwEmptyTask();
+  }
   Future<T> start(const NodeRef* node) && {
+    requireCoroutine();
     detail::TaskPromise promise(node);
     promise.start([&] { drive(std::move(*this), promise); });
     return Future<T>(promise.future());

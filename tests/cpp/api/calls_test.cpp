@@ -457,7 +457,7 @@ TEST_CASE("shutdown() names the workers that do not come, and stops the node") {
   const NodeRef node = group[0];
   const auto error = errorOf([&] { group[0].shutdown(200ms); });
   CHECK(error.code() == ErrorCode::kTimeout);
-  CHECK_THAT(error.text(), Catch::Contains("missing: rank 1"));
+  CHECK_THAT(error.text(), Catch::Contains("missing: worker1 (rank 1)"));
   CHECK(errorOf([&] { node.call(1, &poke); }).code() == ErrorCode::kShutdown);
   CHECK_NOTHROW(group[0].shutdown());
 }

@@ -316,6 +316,9 @@ TEST_CASE("the error of a remote call is thrown by the methods of its RRef") {
   const auto rref = group[0].remote(to, &failToMake);
   CHECK_THAT(errorOf([&] { rref.toHere(); }).what(), Catch::Contains("no tensor today"));
   CHECK(errorOf([] { RRef<int>().owner(); }).code() == ErrorCode::kInvalidArgument);
+  const auto null_error = errorOf([&] { group[0].call(to, "takesReference", RRef<int>()); });
+  CHECK(null_error.code() == ErrorCode::kInvalidArgument);  // not that of the callee, which has no such function
+  CHECK_THAT(null_error.text(), Catch::Contains("refers to nothing"));
   CHECK(errorOf([&] {
           group[0].call<RRef<int>>(1, op("aten::ones"), std::vector<int>{1});
         }).code() == ErrorCode::kResultMismatch);

@@ -88,6 +88,27 @@ TEST_CASE("tasks wait for futures and for other tasks") {
   CHECK(taken(moveOnly()).start().wait() == 3);
 }
 
+TEST_CASE("a task that was awaited, started or moved from is refused") {
+  const auto twice = [](Task<std::unique_ptr<int>> task) -> Task<bool> {
+    const auto value = co_await std::move(task);
+    const auto error = co_await [](Task<std::unique_ptr<int>>& used) -> Task<ErrorCode> {
+      try {
+        co_await std::move(used);
+      } catch (const Error& refused) {
+        co_return refused.code();
+      }
+      co_return ErrorCode::kUnknown;
+    }(task);
+    co_return *value == 3 && error == ErrorCode::kInvalidArgument;
+  };
+  CHECK(twice(moveOnly()).start().wait());
+  auto task = nothing();
+  std::move(task).start().wait();
+  CHECK(errorOf([&] { std::move(task).start(); }).code() == ErrorCode::kInvalidArgument);  // NOLINT: used after a move
+  const auto moved = std::move(task);
+  CHECK(errorOf([&] { std::move(task).start(); }).code() == ErrorCode::kInvalidArgument);  // NOLINT: used after a move
+}
+
 TEST_CASE("a task that is destroyed before it begins does nothing") {
   auto object = std::make_shared<int>(1);
   {

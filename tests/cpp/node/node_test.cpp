@@ -246,7 +246,9 @@ TEST_CASE("join() names the workers that do not call it") {
   NodeGroup group(2);
   const auto text = errorText([&] { group[0].join(100ms); });
   CHECK_THAT(
-      text, Catch::Contains("of its group to end their calls and shut down; missing: rank 1. Shut these workers down"));
+      text,
+      Catch::Contains(
+          "of its group to end their calls and shut down; missing: worker1 (rank 1). Shut these workers down"));
   CHECK_THAT(text, !Catch::Contains("join0") && !Catch::Contains("Start the missing ranks"));
 }
 
