@@ -176,8 +176,16 @@ void OwnerTable::removeLocked(WorkerId holder, const UserDelete& deletion, Ended
   if (same) eraseFork(entry, fork);
   const bool cancelled =
       entry.expected != kNoNumber && entry.expected == deletion.registration && holder == deletion.rref.created_on;
-  if (cancelled) cancelCreation(entry, ended);
+  if (cancelled) {
+    cancelCreation(entry, ended);
+  } else if (isGivenUp(entry, holder)) {
+    stopExpecting(entry);
+  }
   dropIfUnheld(it, ended);
+}
+
+bool OwnerTable::isGivenUp(const Entry& entry, WorkerId worker) {
+  return entry.expected_for == worker && entry.forks.empty() && entry.rref.use_count() == 1;
 }
 
 void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended) {
@@ -246,8 +254,7 @@ void OwnerTable::dropHeldBy(WorkerId worker, EndedList& ended) {
       if (each->second.worker == worker) eraseFork(entry, each);
     }
     if (entry.expected != kNoNumber && it->first.created_on == worker) cancelCreation(entry, ended);
-    // Only this worker has asked for the entry. If the call still arrives, it makes a new one.
-    if (entry.expected_for == worker && entry.forks.empty() && entry.rref.use_count() == 1) stopExpecting(entry);
+    if (isGivenUp(entry, worker)) stopExpecting(entry);
     it = dropIfUnheld(it, ended);
   }
 }

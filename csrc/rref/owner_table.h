@@ -130,6 +130,9 @@ class OwnerTable {
   bool isPast(const RRefId& rref, uint64_t creation) const TORCHRPC_REQUIRES(mutex_);
   /// From now on the entry expects no call.
   void stopExpecting(Entry& entry) TORCHRPC_REQUIRES(mutex_);
+  /// Whether only this worker has asked for the entry, and does so no more. If the call still arrives, it makes a new
+  /// one. So an id that another worker has made up, and that this one has passed on in good faith, costs it nothing.
+  static bool isGivenUp(const Entry& entry, WorkerId worker);
   // All changes of Entry::forks use these two functions, which keep forks_held_ correct.
   void setFork(Entry& entry, const ForkId& fork, const Holder& holder) TORCHRPC_REQUIRES(mutex_);
   void eraseFork(Entry& entry, std::map<ForkId, Holder>::iterator fork) TORCHRPC_REQUIRES(mutex_);

@@ -212,6 +212,24 @@ TEST_CASE("a fetch that overtakes the request for its fork registers the fork") 
   CHECK(group.clean());
 }
 
+TEST_CASE("RRefs whose ids another worker has made up cost a worker that passes them on nothing when it drops them") {
+  OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
+  const OwnerTable::Sender deceived{2, 0};
+  OwnerTable::EndedList ended;
+  uint64_t number = 0;
+  for (size_t i = 0; i < OwnerTable::kMostExpected + 2; ++i) {
+    ++number;
+    const RRefId made_up{1, number};
+    const ForkId fork{2, number};
+    REQUIRE_FALSE(table.registerFork(deceived, {made_up, fork, number, number}));
+    REQUIRE_FALSE(table.removeForks(deceived, {{made_up, fork, number}}, ended));
+    ended.clear();
+  }
+  CHECK(table.counts().rrefs == 0);
+  // A call that arrives after all makes its value.
+  CHECK(table.host({1, 0}, {{1, number}, {1, 5000001}, number}).created);
+}
+
 TEST_CASE("the entries that a worker makes for calls that have not arrived are bounded") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
   const OwnerTable::Sender forger{2, 0}, other{3, 0};
