@@ -3,11 +3,11 @@
 import base64
 import contextlib
 import dataclasses
-import time
 
 import pytest
 import torch
 from outcomes import outcome_of
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.profiler as profiler
@@ -238,8 +238,7 @@ def join_without_identity(rank, url, folder):
     if rank == 1:
         outcome = outcome_of(rpc.rpc_sync, "trainer-0", train, (1,))
         done.touch()
-    while not done.exists():
-        time.sleep(0.05)
+    eventually(done.exists, 60)
     rpc.shutdown(graceful=False)
     return outcome
 

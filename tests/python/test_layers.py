@@ -69,10 +69,7 @@ OF_ONE_SYSTEM = re.compile(
 TESTS = Path(__file__).resolve().parents[1]
 SUFFIXES = (".py", ".cpp", ".h")
 WAITING_HELPERS = {"python/waiting.py", "cpp/outcomes.h"}
-# Files whose sleeps are not checked: the texts below, and files in which reasons are still missing.
-UNCHECKED = {"python/test_layers.py", "python/test_identities.py", "python/test_shutdown.py"} | {
-    f"cpp/agent/{name}_test.cpp" for name in ("rendezvous", "repeated_calls", "store_wait")
-}
+UNCHECKED = {"python/test_layers.py"}  # the texts below
 SLEEP = re.compile(r"\b(?:time|asyncio)\.sleep\(|\bsleep_(?:for|until)\(")
 
 

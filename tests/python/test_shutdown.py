@@ -24,7 +24,7 @@ DONE = []
 
 
 def note(value):
-    time.sleep(0.05)
+    time.sleep(0.05)  # so that the worker serves it when the others shut down
     DONE.append(value)
 
 
@@ -99,7 +99,7 @@ def gather_at_once(rank):
     """Worker 0 calls while init_rpc has not returned on worker 1."""
     if rank:
         mark_formed = rpc.api.mark_formed
-        rpc.api.mark_formed = lambda store: (time.sleep(0.5), mark_formed(store))
+        rpc.api.mark_formed = lambda store: (time.sleep(0.5), mark_formed(store))  # worker 0 calls meanwhile
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
     if rank == 0:
         other = rpc.rpc_async("worker1", rpc.api._all_gather, (1,))
@@ -144,7 +144,7 @@ def run_and_hold_up(rank, folder):
 
 def serve_until_told(path):
     while not os.path.exists(path):
-        time.sleep(0.01)
+        time.sleep(0.01)  # here, because errors name the function in which a worker is
 
 
 def hold_up(rank, folder):
@@ -304,7 +304,7 @@ if __name__ == "__main__":
     else:
         join(1, method)
         while len(arrived) < 50:
-            time.sleep(0.01)
+            time.sleep(0.01)  # until the calls have arrived
         go.set()
         if end == "shutdown":
             rpc.shutdown(graceful=False)
@@ -324,8 +324,7 @@ ARRIVED = []
 
 def wait_for_file(path):
     ARRIVED.append(path)
-    while not os.path.exists(path):
-        time.sleep(0.01)
+    eventually(lambda: os.path.exists(path), 300)
 
 
 def serve_for_long(rank):
@@ -336,8 +335,7 @@ def serve_for_long(rank):
             rpc.rpc_sync("worker1", wait_for_file, (path,))
         open(path, "w").close()
     else:
-        while not ARRIVED:
-            time.sleep(0.01)
+        eventually(lambda: ARRIVED)
     rpc.shutdown(graceful=False, timeout=0.3)
     return "left"
 
@@ -383,8 +381,7 @@ def call_beside_shutdown(rank, graceful, callers, timeout, comes, makes="calls")
     threads = [threading.Thread(target=call, args=(i,)) for i in range(callers)]
     for thread in threads:
         thread.start()
-    while not all(counts) and not errors:  # the other worker may end before each thread has made a call
-        time.sleep(0.01)
+    eventually(lambda: all(counts) or errors)  # the other worker may end before each thread has made a call
     start = time.monotonic()
     try:
         if rank in comes:
@@ -435,7 +432,7 @@ for _ in range(4):
     again(None)
 rpc.shutdown(timeout=20)
 while len(refused) < 4:
-    time.sleep(0.01)
+    time.sleep(0.01)  # the callbacks may still run
 print("ended")
 """
 
@@ -567,15 +564,16 @@ def join_one_by_one(rank):
     """A group without a fixed size: each worker joins, calls all members, and leaves."""
     join(rank, None, os.environ["METHOD"])
     seen = {}
-    end = time.monotonic() + 30
-    while len(seen) < 3 and time.monotonic() < end:
+
+    def see():
         for info in rpc._get_current_rpc_agent().get_worker_infos():
             if info.name not in seen:
                 seen[info.name] = rpc.rpc_sync(info.name, rpc.get_worker_info).id
-        time.sleep(0.02)
+        return len(seen) == 3
+
+    eventually(see)
     torch.futures.wait_all([rpc.rpc_async(name, note, (rank,)) for name in seen])
-    while len(DONE) < 3 and time.monotonic() < end:
-        time.sleep(0.02)
+    eventually(lambda: len(DONE) == 3)
     rpc.shutdown()
     return seen
 
@@ -589,7 +587,7 @@ def test_workers_join_and_leave_a_group_without_a_size(tmp_path):
 def fail_on_rank_1(rank):
     if rank == 1:
         raise ValueError("wrong on purpose")
-    time.sleep(60)
+    time.sleep(60)  # until the helper ends it
 
 
 def test_the_helper_reports_a_failing_rank_and_ends_the_others():
@@ -611,7 +609,7 @@ def test_the_helper_times_out_on_ranks_that_hang():
 
 
 def hang(rank):
-    time.sleep(60)
+    time.sleep(60)  # the hang under test
 
 
 # --- Names of upstream's module that scripts replace ---

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "outcomes.h"
 
 using namespace torchrpc;
 using namespace std::chrono_literals;
@@ -206,7 +207,7 @@ TEST_CASE("workers with a secret meet, and those with another one do not") {
 TEST_CASE("an address that a relay has rewritten in the store is refused") {
   auto store = makeStore();
   std::thread victim([&] { errorText([&] { Rendezvous(store, record(1, 2), kSecret).meetAll(1s); }); });
-  while (!store->check({"worker/1"})) std::this_thread::sleep_for(1ms);
+  CHECK(eventually([&] { return store->check({"worker/1"}); }));
   rewrite(store, "worker/1", "address1", "address7");
   const auto text = errorText([&] { Rendezvous(store, record(0, 2), kSecret).meetAll(1s); });
   victim.join();
@@ -406,7 +407,7 @@ TEST_CASE("worker 0 stays until the others have read what they need") {
   auto store = makeStore();
   std::atomic<bool> read = false;
   std::thread other([&] {
-    std::this_thread::sleep_for(200ms);
+    std::this_thread::sleep_for(200ms);  // worker 0 would return meanwhile if it did not wait
     read = true;
     Rendezvous(store, record(1, 2)).releaseStore("phase", 10s);
   });

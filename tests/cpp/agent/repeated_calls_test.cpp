@@ -334,7 +334,7 @@ TEST_CASE("after many losses calls with retries fail at once, until one finds th
   CHECK_FALSE(call(repeatable("x", 0, "key", policy)));
   CHECK(sent == 6);
   fails = false;
-  std::this_thread::sleep_for(60ms);
+  std::this_thread::sleep_for(60ms);  // longer than the cooldown of the breaker
   CHECK(call(repeatable("x", 3, {}, policy)));
   CHECK(call(repeatable("x", 3, {}, slow)));  // the breaker is closed
 }

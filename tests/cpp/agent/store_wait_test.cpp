@@ -44,7 +44,7 @@ TEST_CASE("a store that comes later is found soon after it has come") {
   const auto number = Port().number;  // which is free again
   c10::intrusive_ptr<c10d::Store> store;
   std::thread later([&] {
-    std::this_thread::sleep_for(300ms);
+    std::this_thread::sleep_for(300ms);  // the wait begins before there is a store
     c10d::TCPStoreOptions options;
     options.port = number;
     options.isServer = true;
