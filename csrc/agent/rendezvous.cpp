@@ -58,6 +58,8 @@ constexpr auto kRecords = "worker";          // the point at which a worker arri
 
 /// The least time that a request to the store has, even if the time-out of its step has passed.
 constexpr Duration kLeastRequestTime = std::chrono::milliseconds(200);
+/// By how much a request of c10d's FileStore exceeds its time-out: it looks for the file once a second.
+constexpr Duration kRequestExcess = std::chrono::seconds(1);
 
 /// Lets each request to the store fail after the time that a step has, while this object exists. c10d's FileStore waits
 /// for a file that was removed until its own time-out, which is a minute or more.
@@ -89,7 +91,7 @@ int64_t numberIn(const std::string& text) {
 }  // namespace
 
 void limitRequests(c10d::Store& store, Duration limit) {
-  const auto wanted = storeTimeout(std::max(limit, kLeastRequestTime));
+  const auto wanted = storeTimeout(std::max(limit - kRequestExcess, kLeastRequestTime));
   const auto now = store.getTimeout();
   if (now == c10d::Store::kNoTimeout || wanted < now) store.setTimeout(wanted);
 }
@@ -495,7 +497,8 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout, const AnyAlive
   return records;
 }
 
-void Rendezvous::leaveGroup() {
+void Rendezvous::leaveGroup(Duration timeout) {
+  const RequestLimit limit(store_, timeout);
   try {
     auto members = readMembers();
     if (std::erase(members, self_.info.id) > 0) writeMembers(members);
@@ -568,19 +571,16 @@ std::string Rendezvous::sumOfArrivals(const std::string& name, std::vector<Worke
 
 void Rendezvous::releaseStore(const std::string& phase, Duration timeout, const std::set<WorkerId>& absent) {
   // This worker reads nothing more of this phase, so neither a store that has ended nor workers that do not arrive are
-  // an error.
+  // an error. Worker 0 waits for the others, and nobody for worker 0.
   const RequestLimit limit(store_, timeout);
   try {
-    fan_in_.arrive(phase, "1");
+    if (self_.info.id != 0) fan_in_.arrive(phase, "1");
+    if (self_.info.id != 0 || timeout <= Duration::zero()) return;
+    auto readers = fan_in_.everyone();
+    std::erase_if(readers, [&absent](WorkerId id) { return id == 0 || absent.contains(id); });
+    fan_in_.waitFor(readers, phase, {.timeout = timeout, .purpose = "finish '" + phase + "'"});
   } catch (const std::exception&) {
     return;
-  }
-  if (self_.info.id != 0) return;
-  auto readers = fan_in_.everyone();
-  std::erase_if(readers, [&absent](WorkerId id) { return absent.contains(id); });
-  try {
-    fan_in_.waitFor(readers, phase, {.timeout = timeout, .purpose = "finish '" + phase + "'"});
-  } catch (const Error&) {
   }
 }
 

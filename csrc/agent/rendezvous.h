@@ -94,7 +94,7 @@ class Rendezvous {
   /// (`any_alive`).
   std::vector<WorkerRecord> joinGroup(Duration timeout, const AnyAlive& any_alive);
   /// The last member that leaves ends the group.
-  void leaveGroup();
+  void leaveGroup(Duration timeout);
   /// The record of a member that has joined.
   WorkerRecord lookUp(WorkerId id, Duration timeout);
 

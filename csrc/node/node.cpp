@@ -343,7 +343,7 @@ void Node::joinOthers(TimePoint deadline) {
     try {
       checkDevices();
     } catch (const Error&) {
-      rendezvous_->leaveGroup();
+      rendezvous_->leaveGroup(timeUntil(deadline));
       throw;
     }
     updateDeviceMaps();
@@ -642,7 +642,7 @@ void Node::join(Duration timeout) {
   if (!isStaticGroup()) {
     if (!agent_.waitIdle(timeUntil(deadline))) throw busy();
     agent_.expectDisconnects(true);
-    rendezvous_->leaveGroup();
+    rendezvous_->leaveGroup(timeUntil(deadline));
     return;
   }
   // The group is idle once every worker has been idle and no worker has begun anything since the round before.

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from torch.distributed import DistNetworkError, Store
+from torch.distributed import DistError, Store
 
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
 from ._calls.checks import check_caller
 from ._errors import RendezvousError
+from ._group.rendezvous import limited_requests
 
 _TOKEN = "RpcGroupManagementToken"
 _TOKEN_POLL_S = 0.01
@@ -22,25 +23,29 @@ def _group_membership_management(store: Store, name: str, is_join: bool, limit_s
     """Hold the token while the block runs; wait for its present holder for at most `limit_s` and the store's timeout.
 
     The token is returned even if the block fails, so that the error of one worker does not stop all others. A worker
-    leaves without the token if the store's process (rank 0) has ended: no worker can join that group any more.
+    leaves without the token if the store does not answer, for example because its process (rank 0) has ended: no worker
+    can join that group any more.
 
     Raises:
         RendezvousError: the holder did not return the token in time.
     """
-    ignored = () if is_join else (DistNetworkError,)
-    with contextlib.suppress(*ignored):
-        _take_token(store, f"{name}, to {'join' if is_join else 'leave'}", limit_s)
+    ignored = () if is_join else (DistError,)
+    has_token = False
+    wait_s = min(store.timeout.total_seconds(), limit_s)
+    with contextlib.suppress(*ignored), limited_requests(store, limit_s / 2):
+        _take_token(store, f"{name}, to {'join' if is_join else 'leave'}", wait_s)
+        has_token = True
     try:
         yield
     finally:
-        with contextlib.suppress(*ignored):
-            store.set(_TOKEN, "")
+        if has_token:
+            with contextlib.suppress(*ignored), limited_requests(store, limit_s / 2):
+                store.set(_TOKEN, "")
 
 
-def _take_token(store: Store, mine: str, limit_s: float) -> None:
+def _take_token(store: Store, mine: str, timeout_s: float) -> None:
     # store.wait() would block the store for all threads, also for those that serve the holder, and a second connection
     # takes a minute to notice that the store's process has ended.
-    timeout_s = min(store.timeout.total_seconds(), limit_s)
     deadline = time.monotonic() + timeout_s
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
         if time.monotonic() > deadline:

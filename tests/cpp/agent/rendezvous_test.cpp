@@ -99,7 +99,7 @@ TEST_CASE("workers join a group that grows, and leave it") {
   Rendezvous first(store, record(0, 0)), second(store, record(4, 0)), third(store, record(2, 0));
   CHECK(first.joinGroup(1s, alive).size() == 1);
   CHECK(second.joinGroup(1s, alive).size() == 2);
-  second.leaveGroup();
+  second.leaveGroup(10s);
   const auto there = third.joinGroup(1s, alive);
   REQUIRE(there.size() == 2);
   CHECK(there[0] == record(0, 0));

@@ -49,7 +49,7 @@ _HOW_TO_MEET = (
 
 _deadline = math.inf  # of the running init_rpc
 _store: dist.Store | None = None  # of the latest group; kept because rank 0's serves workers that leave after rank 0
-_STORE_GRACE = timedelta(seconds=2)
+_SHORT = timedelta(seconds=1)
 
 
 @contextlib.contextmanager
@@ -183,7 +183,22 @@ def keep_store(store: dist.Store) -> None:
 def shorten_end_of_store() -> None:
     """Let the end of the store take 2 seconds at most: that of a file that was removed takes its whole time-out."""
     if _store is not None:
-        _store.set_timeout(min(_store.timeout, _STORE_GRACE))
+        _store.set_timeout(min(_store.timeout, _SHORT))
+
+
+@contextlib.contextmanager
+def limited_requests(store: dist.Store, seconds: float) -> Iterator[None]:
+    """Let each request to the store in the block fail after these seconds, at the latest; math.inf: as before.
+
+    c10d's FileStore waits for a file that was removed until a second after its time-out.
+    """
+    before = store.timeout
+    with contextlib.suppress(OverflowError):  # a time-out that is longer than any
+        store.set_timeout(min(before, timedelta(seconds=max(seconds - 1, 0.2))))
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
 
 
 def _leave_store_to_parent() -> None:
