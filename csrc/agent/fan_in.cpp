@@ -154,8 +154,8 @@ std::vector<WorkerId> FanIn::waitForKeys(std::vector<Awaited> awaited, const std
       warned = true;
       if (const auto late = ranksOf(missing(arrivals(everyone(), point))); !late.empty()) {
         log(LogLevel::kWarning,
-            selfText() + " has waited " + secondsText(kWarnAfter) + " for " +
-                (names_.empty() ? "the workers of " : "") + workersText(late) + " to " + wait.purpose);
+            selfText() + " has waited " + secondsText(kWarnAfter) +
+                (names_.empty() ? " for the workers of " : " for ") + workersText(late) + " to " + wait.purpose);
       }
     }
     std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start, world_size_)));
