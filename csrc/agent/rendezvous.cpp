@@ -318,13 +318,14 @@ std::optional<std::vector<WorkerRecord>> Rendezvous::takePlace(Duration timeout,
     if (before == kEndedState || !store_->check({key})) return std::nullopt;
     const auto stored = store_->get(key);
     const auto former = openRecord(id, fan_in_.value(kRecords, id));
-    if (former.info != self_.info || former.world_size != self_.world_size) return std::nullopt;
-    if (former.incarnation >= self_.incarnation || any_alive({former})) {
+    const bool is_same = former.info == self_.info && former.world_size == self_.world_size;
+    if ((is_same && former.incarnation >= self_.incarnation) || any_alive({former})) {
       // That worker may be about to end.
       if (std::chrono::steady_clock::now() >= grace_end) throw placeTakenError(former);
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       continue;
     }
+    if (!is_same) return std::nullopt;  // this worker is of the next group
     std::vector<WorkerRecord> others;
     for (const auto& record : latestRecords()) {
       if (record.info.id != id) others.push_back(record);

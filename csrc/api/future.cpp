@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <vector>
@@ -122,8 +123,52 @@ bool FutureState::settleWith(Outcome outcome) {
   }
   settled_.notify_all();
   futex_waiter_.notify();
-  for (auto& action : actions) run(std::move(action));
+  if (!actions.empty()) runAll(std::move(actions));
   return true;
+}
+
+namespace {
+
+/// How many settled states may run their continuations within each other on one thread; the others wait. It bounds the
+/// stack that a long chain needs.
+constexpr int kMostNested = 200;
+
+}  // namespace
+
+/// The continuations of this thread that run, and those that wait until fewer do.
+struct FutureState::Running {
+  int depth = 0;
+  std::deque<std::pair<std::shared_ptr<const FutureState>, std::vector<Action>>> waiting{};
+
+  static Running& ofThisThread() {
+    thread_local Running running;
+    return running;
+  }
+  void run(const FutureState& state, std::vector<Action> actions) {
+    struct Nested {
+      int& depth;
+      explicit Nested(int& of) : depth(++of) {}
+      ~Nested() { --depth; }
+      Nested(const Nested&) = delete;
+      Nested& operator=(const Nested&) = delete;
+    };
+    const Nested nested(depth);
+    for (auto& action : actions) state.run(std::move(action));
+  }
+};
+
+void FutureState::runAll(std::vector<Action> actions) const {
+  auto& running = Running::ofThisThread();
+  if (running.depth >= kMostNested) {
+    running.waiting.emplace_back(shared_from_this(), std::move(actions));
+    return;
+  }
+  running.run(*this, std::move(actions));
+  while (running.depth == 0 && !running.waiting.empty()) {
+    auto [state, next] = std::move(running.waiting.front());
+    running.waiting.pop_front();
+    running.run(*state, std::move(next));
+  }
 }
 
 void FutureState::requireItsProcess() const {
@@ -253,20 +298,31 @@ bool FutureState::cancelAll(const Sources& sources) {
 }
 
 bool FutureState::cancel() {
-  if (on_cancel_ == OnCancel::kForward) return cancelWait(/*unless_seen=*/false);
   Sources sources;
+  const bool is_cancelled = cancelThis(sources);
+  while (!sources.empty()) {  // not by recursion: a chain may be long
+    const auto source = sources.back().lock();
+    sources.pop_back();
+    if (source) source->cancelThis(sources);
+  }
+  return is_cancelled;
+}
+
+bool FutureState::cancelThis(Sources& sources) {
+  if (on_cancel_ == OnCancel::kForward) return cancelWait(/*unless_seen=*/false);
+  Sources of_this;
   {
     MutexLock lock(mutex_);
     if (ready()) return false;
     is_cancelled_ = true;
-    sources = sources_;
+    of_this = sources_;
   }
   if (!settleWith(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the call was cancelled by its caller")))) {
     return false;
   }
   const auto node = wait_.call == 0 ? nullptr : node_.lock();
   if (node) node->agent().cancel(wait_.call);
-  cancelAll(sources);
+  sources.insert(sources.end(), of_this.rbegin(), of_this.rend());
   return true;
 }
 

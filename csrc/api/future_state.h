@@ -82,9 +82,14 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
     Executor executor;
     CurrentCall call;
   };
+  struct Running;
   bool settleWith(Outcome outcome);
+  /// Runs the actions now or, if this thread runs very many within each other, after the outermost of these.
+  void runAll(std::vector<Action> actions) const;
   void run(Action action) const;
   static bool cancelAll(const Sources& sources);
+  /// cancel() without the sources, which are added to `sources`.
+  bool cancelThis(Sources& sources);
   /// Of a coroutine: cancels what it waits for, or, if it waits for nothing, what it waits for next. With
   /// `unless_seen`, as cancelUnlessSeen(). Returns false if the coroutine has ended.
   bool cancelWait(bool unless_seen);

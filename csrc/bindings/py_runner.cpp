@@ -1,6 +1,8 @@
 #include "bindings/py_runner.h"
 
+#include <algorithm>
 #include <unistd.h>
+#include <vector>
 
 #include "base/exception.h"
 #include "base/os/forced_unwind.h"
@@ -58,9 +60,23 @@ class CallerScope {
   AuditedCall* const outer_audit_;
 };
 
+/// Whether it is a function of Python that looks at the frame of its caller, as eval() does for the names that it
+/// finds.
+bool looksAtCaller(const py::object& function) {
+  if (!PyCFunction_Check(function.ptr())) return false;
+  static const auto* const functions = new std::vector<py::object>([] {  // never destroyed: Python may have ended
+    const auto builtins = py::module_::import("builtins");
+    std::vector<py::object> found{py::module_::import("sys").attr("_getframe")};
+    for (const auto* name : {"dir", "eval", "exec", "globals", "locals", "vars"}) found.push_back(builtins.attr(name));
+    return found;
+  }());
+  return std::ranges::any_of(*functions, [&](const py::object& each) { return each.is(function); });
+}
+
 /// Calls the function. When the stack of the function is unwound, the guard's destructor runs before any Python object
 /// is destroyed here.
 py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
+  if (looksAtCaller(function)) return internalFunction("_call_in_frame")(function, args, kwargs);
   PyObject* value = nullptr;
   {
     const BlockAtFinalization guard;

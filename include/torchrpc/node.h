@@ -592,7 +592,7 @@ struct NodeOptions {
   std::optional<std::vector<std::string>> allowed_functions{};
   /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
   /// that matches decides. If no pattern matches a caller, allowed_functions decides; if that is not set, the caller
-  /// may run nothing.
+  /// may run nothing. Needs workers that prove their names: identities or TLS.
   std::vector<AllowedFunctions> allowed_functions_of{};
   /// The port to listen on ("29600"), or a range of which the first free port is used ("29600-29700"). Empty: the value
   /// of TORCHRPC_PORT, else any free port.
@@ -665,11 +665,12 @@ class Node : public NodeRef {
   void shutdown(Timeout timeout = kNoLimit);
   /// Ends this worker before the others, which continue without it. Workers that are connected to it learn that it has
   /// left and is not lost, and the shutdown() of the others does not wait for it. From now on, new calls from it and to
-  /// it fail with kShutdown; callers with retries try the worker that is started in its place. Calls under way, made
-  /// and served, have `timeout` to end. Then the node stops. Returns whether all these calls have ended; if functions
-  /// still run, the destructor and stop() wait for them. Values that it owns are lost, and RRefs that it holds are
-  /// deleted. A rank 0 that serves the group's store must not leave before the others, because the store ends with its
-  /// process. Throws as stop(), and for a time-out that is not positive.
+  /// it fail with kShutdown and, to it once it has gone, with kWorkerLost; callers with retries try the worker that is
+  /// started in its place. Calls under way, made and served, have `timeout` to end. Then the node stops. Returns
+  /// whether all these calls have ended; if functions still run, the destructor and stop() wait for them. Values that
+  /// it owns are lost, and RRefs that it holds are deleted. A rank 0 that serves the group's store must not leave
+  /// before the others, because the store ends with its process. Throws as stop(), and for a time-out that is not
+  /// positive.
   bool leave(Timeout timeout);
   /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
   /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with

@@ -10,6 +10,7 @@ import itertools
 import multiprocessing as mp
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -269,8 +270,17 @@ def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
     for process in mp.active_children():
         if not process.daemon:  # multiprocessing ends the others, and pools with their workers, but would wait for this
             process.terminate()
-    connection.send(outcome)
+    connection.send_bytes(_pickled(outcome))
     connection.close()
+
+
+def _pickled(outcome: tuple[bool, Any]) -> bytes:
+    """By value: multiprocessing would send a tensor as a file descriptor, which this process must live to hand over."""
+    try:
+        return pickle.dumps(outcome)
+    except Exception:
+        text = traceback.format_exc()
+        return pickle.dumps((True, f"its result, a {type(outcome[1]).__name__}, cannot be pickled:\n{text}"))
 
 
 def serve(connection: Any, rank: int, world_size: int, url: str, threads: int, options: dict[str, Any]) -> None:

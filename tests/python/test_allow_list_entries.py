@@ -3,6 +3,7 @@
 import dataclasses  # noqa: F401  a test names it, as an attribute of this module
 import functools
 import importlib.util
+import math
 import operator
 import os
 import os.path as path_module  # noqa: F401
@@ -189,6 +190,15 @@ def test_a_prefix_of_operators_stands_for_those_that_reach_no_files_and_no_other
     assert {f"{space}::{name}" for name in has.split()} <= set(names)
     assert not {f"{space}::{name}" for name in has_not.split()} & set(names)
     assert prefix not in names and resolve(names) == names
+
+
+def test_a_prefix_of_math_covers_the_functions_that_calls_name_as_operators():
+    with workers(2, allowed_functions=["math.*"]):
+        for function in (math.sqrt, math.factorial, math.hypot):
+            args = (4,) if function is not math.hypot else (3, 4)
+            assert rpc.rpc_sync("worker1", function, args=args) == function(*args)
+        with pytest.raises(NotAllowedError):
+            rpc.rpc_sync("worker1", torch.add, args=(1, 2))
 
 
 def test_a_prefix_covers_no_operator_that_takes_a_path():

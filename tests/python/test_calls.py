@@ -219,6 +219,23 @@ def unmarked():
 unmarked._wrapped_async_rpc_function = None
 
 
+@pytest.mark.parametrize(
+    ("function", "args", "result"),
+    [
+        (eval, ("1 + 1",), 2),
+        (eval, ("a + 1", {"a": 4}), 5),
+        (exec, ("a = 1",), None),
+        (dir, (), ["args", "function", "kwargs"]),
+        (dir, ([],), dir([])),
+        (locals, (), {"function": locals, "args": (), "kwargs": {}}),
+    ],
+    ids=["eval", "eval with names", "exec", "dir", "dir of an object", "locals"],
+)
+@pytest.mark.parametrize("worker", ["worker0", "worker1"])
+def test_functions_that_look_at_the_frame_of_their_caller_can_be_called(worker, function, args, result):
+    assert rpc.rpc_sync(worker, function, args) == result
+
+
 def test_a_function_that_wraps_none_is_an_ordinary_one():
     assert rpc.rpc_sync("worker1", unmarked) == 1
 

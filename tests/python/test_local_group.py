@@ -314,6 +314,29 @@ def test_no_worker_outlives_a_program_that_is_killed(tmp_path, start_method):
     eventually(lambda: not any(map(is_running, pids)), 60)
 
 
+SCRIPT_FUNCTION = """
+    import torch, torchrpc
+    import torchrpc.rpc as rpc
+
+    @torch.jit.script
+    def double(x: torch.Tensor, times: int):
+        return x * 2 * times
+
+    def call_back(times):
+        return rpc.rpc_sync("worker0", double, (torch.ones(1), times)).item()
+
+    if __name__ == "__main__":
+        with torchrpc.local_group(2):
+            print(rpc.rpc_sync("worker1", double, (torch.ones(1), 3)).item(), rpc.rpc_sync("worker1", call_back, (4,)))
+"""
+
+
+def test_a_script_function_of_the_script_can_be_called_both_ways(run_python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT_FUNCTION))
+    assert run_python(script).stdout == "6.0 8.0\n"
+
+
 BELOW_THE_GUARD = """
     import torchrpc
     import torchrpc.rpc as rpc

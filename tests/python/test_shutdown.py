@@ -609,6 +609,24 @@ def die(rank):
     os._exit(3)
 
 
+def values_of_a_rank(rank):
+    return torch.full((3,), rank), torch.nn.Parameter(torch.ones(2)), {"rank": rank}
+
+
+def test_the_helper_returns_tensors():
+    for rank, (tensor, parameter, rest) in enumerate(run_ranks(values_of_a_rank, 2, start_method="forkserver")):
+        assert tensor.tolist() == [rank] * 3 and parameter.tolist() == [1.0, 1.0] and rest == {"rank": rank}
+
+
+def a_result_that_cannot_be_pickled(rank):
+    return lambda: rank
+
+
+def test_the_helper_says_which_result_cannot_be_returned():
+    with pytest.raises(RankError, match=r"rank \d failed:\nits result, a function, cannot be pickled"):
+        run_ranks(a_result_that_cannot_be_pickled, 2, start_method="forkserver")
+
+
 def test_the_helper_times_out_on_ranks_that_hang():
     with pytest.raises(RankError, match=r"ranks \[0, 1\] did not end in 1 s"):
         run_ranks(hang, 2, start_method="forkserver", init=False, timeout=1)

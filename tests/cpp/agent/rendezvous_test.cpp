@@ -540,6 +540,9 @@ TEST_CASE("a place is not taken from a worker that is alive, nor in a group that
   CHECK_THAT(
       errorText([&] { Rendezvous(store, moved(record(2, 3))).takePlace(300ms, only({0, 2})); }),
       Catch::Contains("rank 2 is taken") && Catch::Contains("worker2") && Catch::Contains("alive"));
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, moved(record(2, 3, "another"))).takePlace(300ms, only({0, 2})); }),
+      Catch::Contains("rank 2 is taken") && Catch::Contains("worker2") && Catch::Contains("alive"));
   CHECK_FALSE(Rendezvous(store, moved(record(2, 3, "another"))).takePlace(10s, only({0})));
   CHECK_FALSE(Rendezvous(store, moved(record(2, 4))).takePlace(10s, only({0})));
   CHECK_FALSE(hasEnded(*store));

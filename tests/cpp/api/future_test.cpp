@@ -61,6 +61,50 @@ Task<void> countWhenReady(Future<void> awaited, std::atomic<int>& count) {
 
 }  // namespace
 
+namespace {
+
+constexpr int kLongChain = 30'000;  // whose frames would not fit into a stack
+
+/// Returns the last of a chain of continuations that run on the thread that settles the first future.
+Future<int> chainOn(Future<int> first) {
+  for (int i = 0; i < kLongChain; ++i) first = first.then(Executor::inlined(), [](int x) { return x + 1; });
+  return first;
+}
+
+/// Counts down by one call after the other.
+Future<int> countDown(const NodeRef& node, int n) {
+  if (n == 0) return Future<int>::of(0);
+  return node.callAsync(0, &increment, n - 2).then([node](int left) { return countDown(node, left); });
+}
+
+}  // namespace
+
+TEST_CASE("chains and loops of any number of futures need no more stack") {
+  Group group(2);
+  {
+    Promise<int> promise;
+    const auto last = chainOn(promise.future());
+    promise.set(1);
+    CHECK(last.wait() == kLongChain + 1);
+  }
+  {
+    std::optional<Promise<int>> dropped(std::in_place);
+    const auto last = chainOn(dropped->future());
+    dropped.reset();
+    CHECK(errorOf([&] { last.wait(); }).code() == ErrorCode::kShutdown);
+  }
+  {
+    const Promise<int> promise;
+    const auto last = chainOn(promise.future());
+    CHECK(last.cancel());
+    CHECK(errorOf([&] { last.wait(); }).code() == ErrorCode::kCancelled);
+    CHECK(errorOf([&] { promise.future().wait(); }).code() == ErrorCode::kCancelled);
+  }
+  CHECK(countDown(group[0], kLongChain).wait() == 0);
+  const auto ended = chainOn(group[0].callAsync(1, &increment, 1));
+  CHECK(ended.wait() == kLongChain + 2);
+}
+
 TEST_CASE("continuations need not be copyable") {
   Group group(2);
   const auto future = group[0].callAsync(1, &increment, 1);

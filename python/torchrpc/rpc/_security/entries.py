@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import math
 import sys
 import sysconfig
 import types
@@ -183,6 +184,8 @@ def resolve(entries: Iterable[str]) -> list[str]:
         if entry in ("", "*"):
             continue  # the core refuses them
         _refuse_if_unsafe(entry)
+        if entry == "math.*":  # calls name some functions of math as operators: math.sqrt is aten::sqrt
+            names |= dict.fromkeys(filter(None, map(_find_builtin, vars(math).values())))
         if "::" in entry or "(" in entry or entry.endswith("*") or entry.startswith("__torch__."):
             continue  # operators, C++ functions, prefixes and script functions are names, not objects
         owner, found = _find_entry(entry)

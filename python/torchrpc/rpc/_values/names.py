@@ -114,6 +114,9 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."
 
 
+_MAIN_MODULES = {"", "__mp_main__"}  # in the names of the script functions of a program's script
+
+
 def find_script_function(qualified_name: str, imports: bool = True) -> torch.jit.ScriptFunction:
     """Return the script function of that name.
 
@@ -126,12 +129,15 @@ def find_script_function(qualified_name: str, imports: bool = True) -> torch.jit
     compiled = torch.jit._state._python_cu
     if (found := compiled.find_function(qualified_name)) is None:
         module, _, name = qualified_name.removeprefix("__torch__.").rpartition(".")
-        if imports:
+        if module in _MAIN_MODULES:  # a process that multiprocessing has started has the script under the other name
+            found = compiled.find_function(".".join(("__torch__", *filter(None, _MAIN_MODULES - {module}), name)))
+        elif imports:
             find_module(module)
             found = compiled.find_function(qualified_name)
         if found is None:
+            place = "script" if module in _MAIN_MODULES else f"module {module}"
             raise also(NameNotFoundError, AttributeError)(
                 f"attempted to get undefined function {name}: {this_worker()} has no such script function in its "
-                f"module {module}. Define it there, too, at the top level of that module."
+                f"{place}. Define it there, too, at the top level."
             )
     return found
