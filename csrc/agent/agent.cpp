@@ -697,7 +697,7 @@ void Agent::answer(ServerCall& call, Result<Message> result) {
     try {
       result = result ? Result<Message>(copyMessage(result.value())) : namedError(result.error(), self().name);
     } catch (const Error& unsendable) {
-      result = namedError(unsendable, self().name);
+      result = namedError(unsendable.withOrigin(ErrorOrigin::kResult), self().name);
     }
     return complete(call.id, std::move(result));
   }
@@ -750,7 +750,7 @@ void Agent::reply(const ServerCall& call, Result<Message> result, const Activity
     frame = encodeFrame(message, options_.limits);
   } catch (const Error& e) {
     if (unsent_reply_observer_) unsent_reply_observer_(message);
-    message = encodeError(e);
+    message = encodeError(namedError(e.withOrigin(ErrorOrigin::kResult), self().name));
     message.call = call.id;
     frame = encodeFrame(message, options_.limits);
   }

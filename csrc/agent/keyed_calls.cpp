@@ -190,7 +190,8 @@ KeyedCalls::EntryPtr KeyedCalls::findOrAdd(
         ErrorCode::kInvalidArgument,
         nameOfCall(header) + " of " + request.from.name + " is not the one that " + options_.self +
             " has had with it: another function, or other arguments. Use one key for one call",
-        options_.self);
+        options_.self)
+        .withOrigin(ErrorOrigin::kRequest);
   }
   if (caller.size() >= options_.max_calls) {
     throw Error(

@@ -270,8 +270,8 @@ struct AdapterOf<F> {
 /// How a registered function runs.
 struct FunctionOptions {
   /// The threads that run the function. With Executor::threads() the function has its own threads, so that its long
-  /// calls do not occupy the pool. Executor::inlined() means the pool here. If the executor drops a call, the caller
-  /// receives Error(kShutdown).
+  /// calls do not occupy the pool. Executor::inlined() means the pool here. If the executor drops a call, or throws,
+  /// the caller receives Error(kShutdown).
   Executor executor = Executor::pool();
 };
 

@@ -402,7 +402,7 @@ class Promise {
  public:
   /// The future. Its continuations run on the thread that settles it.
   Future<T> future() const { return Future<T>(promise_.future()); }
-  /// Settles the future with that value. Throws Error(kInvalidArgument) for a value that cannot be sent.
+  /// Settles the future with that value. Throws Error(kInvalidArgument) for a null object.
   template <typename V>
     requires(!std::is_void_v<T> && std::is_convertible_v<V, T>)
   void set(V&& value) const {

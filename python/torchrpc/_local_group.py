@@ -120,7 +120,7 @@ def local_group(
     Args:
         world_size (int): the number of workers, including this process.
         start_method (str): "forkserver", "spawn" or "fork", as in multiprocessing. With the first two, a script must
-            start the group below `if __name__ == "__main__":`.
+            start the group below `if __name__ == "__main__":`, and cannot come from standard input.
         timeout (float): seconds within which the other workers must end.
         threads (int): torch threads in each of the other workers; default: an equal share of this process's number.
         options: arguments of TensorPipeRpcBackendOptions, the same for all workers.

@@ -66,6 +66,13 @@ def test_a_url_whose_port_is_none_is_named_with_its_form(address):
         init("worker1", rank=1, world_size=2, init_method=f"tcp://{address}")
 
 
+@pytest.mark.parametrize("url", ["abc", "http://host:80"])
+def test_what_is_no_url_of_a_meeting_place_is_shown_with_the_forms(url):
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url)
+    with pytest.raises(rpc.RendezvousError, match=rf"init_method must be .* tcp://host:port.* but is '{url}'"):
+        rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
+
+
 def test_an_address_without_a_listener_is_named(monkeypatch):
     monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "0.5")
     port = free_port()

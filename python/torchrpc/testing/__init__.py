@@ -32,11 +32,13 @@ def run_ranks(
         start_method: "forkserver", "spawn" or "fork". A fork server imports torch once for all groups of this process.
         timeout: seconds within which all processes must end. Otherwise they print their stacks and are killed.
         init: if True, the processes are `worker0`, `worker1` … of a group while `fn` runs, and the group is shut down
-            afterwards. If False, `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
+            afterwards. If False, `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set. A process that
+            returns without shutdown() ends at once, and is lost for the others.
         env: environment variables of the processes.
 
     Raises:
-        RankError: a process raised, died or did not end in time. No process is left then.
+        RankError: a process raised, died, did not end in time, or returned what cannot be pickled. No process is left
+            then.
     """
     with tempfile.TemporaryDirectory() as folder:
         url = f"file://{folder}/store" if init else None

@@ -409,6 +409,10 @@ TEST_CASE("a caller gets an error for what is beyond its quota, or larger than t
   CHECK(errorOf([&] {
           group[0].call<at::Tensor>(1, "scale", at::ones({300'000}), 2);
         }).code() == ErrorCode::kFrameTooLarge);
+  const auto result = errorOf([&] { group[0].call<at::Tensor>(1, op("aten::ones"), std::vector<int>{300'000}); });
+  CHECK(result.code() == ErrorCode::kFrameTooLarge);
+  CHECK(result.origin() == ErrorOrigin::kResult);  // the function has run, and had the RRefs among its arguments
+  CHECK(result.worker() == "worker1");
   group.together([&](int rank) { group[rank].stop(); });
 }
 
@@ -531,7 +535,9 @@ TEST_CASE("a call with a key runs once, whatever it calls") {
   CHECK(group[0].withKey("order 18").call<int>(1, "countRuns", 5) == 2);
   CHECK(group[0].withRetries({.retries = 2}).call<int>(1, "countRuns", 5) == 3);
   CHECK(group[0].call<int>(1, "countRuns", 5) == 4);
-  CHECK(errorOf([&] { order.call<int>(1, "countRuns", 6); }).code() == ErrorCode::kInvalidArgument);
+  const auto other = errorOf([&] { order.call<int>(1, "countRuns", 6); });
+  CHECK(other.code() == ErrorCode::kInvalidArgument);
+  CHECK(other.origin() == ErrorOrigin::kRequest);
   CHECK(group[0].withKey("sum").call<int64_t>(1, op("aten::add"), 1, 2) == 3);
   CHECK(*runs == 4);
 }

@@ -229,7 +229,14 @@ def _check_file(path: str, has_secret: bool) -> None:
 
 def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:
     """Open a store of file://, or of a scheme that has been registered with torch."""
-    store, rank, _ = next(_rendezvous_helper(init_method, rank, world_size, timeout=init_timeout()))
+    try:
+        store, rank, _ = next(_rendezvous_helper(init_method, rank, world_size, timeout=init_timeout()))
+    except RuntimeError as exc:
+        if not str(exc).startswith("No rendezvous handler"):
+            raise
+        raise RendezvousError(
+            f"init_method must be a URL such as tcp://host:port, env:// or file:///path, but is {init_method!r}."
+        ) from exc
     return store, rank
 
 
