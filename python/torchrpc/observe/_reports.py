@@ -16,7 +16,7 @@ Report = Mapping[str, Any]
 Reports = Mapping[str, "Report | BaseException"]
 
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a disk or a driver", "T": "is stopped", "t": "is traced"}
-_BUSY_CORES = 0.25  # a running thread uses at least this much, also on a machine with other programs
+_BUSY_CORES = 0.1  # a running thread uses at least this much, also on a machine that is busy with other programs
 
 
 def answered(reports: Reports) -> dict[str, Report]:
@@ -130,7 +130,7 @@ def gil_holder(report: Report, earlier: "Report | None" = None) -> int:
     # Threads that wait for the GIL wake up every few milliseconds to ask for it, but they use little processor time.
     in_python = [tid for tid, row in threads(report).items() if rows(row, "python")]
     used = sorted(((cores(earlier, report, tid) or 0.0, tid) for tid in in_python), reverse=True)
-    if used and used[0][0] >= _BUSY_CORES and all(2 * each < used[0][0] for each, _ in used[1:]):
+    if used and used[0][0] >= _BUSY_CORES and all(4 * each < used[0][0] for each, _ in used[1:]):
         return used[0][1]
     running = [tid for tid in in_python if threads(report)[tid].get("state") == "R"]
     return running[0] if len(running) == 1 else 0
