@@ -575,13 +575,14 @@ void Rendezvous::releaseStore(const std::string& phase, Duration timeout, const 
   // an error. Worker 0 waits for the others, and nobody for worker 0.
   const RequestLimit limit(store_, timeout);
   try {
-    if (self_.info.id != 0) fan_in_.arrive(phase, "1");
-    if (self_.info.id != 0 || timeout <= Duration::zero()) return;
-    auto readers = fan_in_.everyone();
-    std::erase_if(readers, [&absent](WorkerId id) { return id == 0 || absent.contains(id); });
-    fan_in_.waitFor(readers, phase, {.timeout = timeout, .purpose = "finish '" + phase + "'"});
+    if (self_.info.id != 0) {
+      fan_in_.arrive(phase, "1");
+    } else if (timeout > Duration::zero()) {
+      auto readers = fan_in_.everyone();
+      std::erase_if(readers, [&absent](WorkerId id) { return id == 0 || absent.contains(id); });
+      fan_in_.waitFor(readers, phase, {.timeout = timeout, .purpose = "finish '" + phase + "'"});
+    }
   } catch (const std::exception&) {
-    return;
   }
 }
 

@@ -289,10 +289,11 @@ void FutureState::run(Action action) const {
   ThreadPool::runLogged([&] { action.executor.post()(std::move(function)); });
 }
 
-bool FutureState::cancelAll(const Sources& sources) {
+// Cancels the sources of sources in a loop and not by recursion, because a chain of futures may be long.
+bool FutureState::cancelAll(Sources sources) {
   bool any = false;
-  for (const auto& weak : sources) {
-    if (const auto source = weak.lock()) any = source->cancel() || any;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (const auto source = sources[i].lock()) any = source->cancelThis(sources) || any;
   }
   return any;
 }
@@ -300,11 +301,7 @@ bool FutureState::cancelAll(const Sources& sources) {
 bool FutureState::cancel() {
   Sources sources;
   const bool is_cancelled = cancelThis(sources);
-  while (!sources.empty()) {  // not by recursion: a chain may be long
-    const auto source = sources.back().lock();
-    sources.pop_back();
-    if (source) source->cancelThis(sources);
-  }
+  cancelAll(std::move(sources));
   return is_cancelled;
 }
 
@@ -322,7 +319,7 @@ bool FutureState::cancelThis(Sources& sources) {
   }
   const auto node = wait_.call == 0 ? nullptr : node_.lock();
   if (node) node->agent().cancel(wait_.call);
-  sources.insert(sources.end(), of_this.rbegin(), of_this.rend());
+  sources.insert(sources.end(), of_this.begin(), of_this.end());
   return true;
 }
 
@@ -338,7 +335,7 @@ void FutureState::setSources(Sources sources) {
   if (on_cancel_ == OnCancel::kForward) {
     cancelWait(/*unless_seen=*/false);
   } else {
-    cancelAll(sources);
+    cancelAll(std::move(sources));
   }
 }
 
@@ -361,7 +358,7 @@ bool FutureState::cancelWait(bool unless_seen) {
       sources = std::exchange(sources_, {});
     }
     // If they have just been settled, the coroutine may wait for others by now.
-    if (cancelAll(sources)) return true;
+    if (cancelAll(std::move(sources))) return true;
   }
 }
 

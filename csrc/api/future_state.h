@@ -87,7 +87,8 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   /// Runs the actions now or, if this thread runs very many within each other, after the outermost of these.
   void runAll(std::vector<Action> actions) const;
   void run(Action action) const;
-  static bool cancelAll(const Sources& sources);
+  /// Cancels these states and what they wait for. Returns whether one of the states was not settled.
+  static bool cancelAll(Sources sources);
   /// cancel() without the sources, which are added to `sources`.
   bool cancelThis(Sources& sources);
   /// Of a coroutine: cancels what it waits for, or, if it waits for nothing, what it waits for next. With

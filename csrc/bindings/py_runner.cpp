@@ -1,8 +1,6 @@
 #include "bindings/py_runner.h"
 
-#include <algorithm>
 #include <unistd.h>
-#include <vector>
 
 #include "base/exception.h"
 #include "base/os/forced_unwind.h"
@@ -64,13 +62,9 @@ class CallerScope {
 /// finds.
 bool looksAtCaller(const py::object& function) {
   if (!PyCFunction_Check(function.ptr())) return false;
-  static const auto* const functions = new std::vector<py::object>([] {  // never destroyed: Python may have ended
-    const auto builtins = py::module_::import("builtins");
-    std::vector<py::object> found{py::module_::import("sys").attr("_getframe")};
-    for (const auto* name : {"dir", "eval", "exec", "globals", "locals", "vars"}) found.push_back(builtins.attr(name));
-    return found;
-  }());
-  return std::ranges::any_of(*functions, [&](const py::object& each) { return each.is(function); });
+  const int found = PySet_Contains(internalFunction("_LOOK_AT_CALLER").ptr(), function.ptr());
+  if (found < 0) throw py::error_already_set();
+  return found == 1;
 }
 
 /// Calls the function. When the stack of the function is unwound, the guard's destructor runs before any Python object

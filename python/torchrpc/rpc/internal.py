@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import sys
 from typing import Any
 
 import torch
@@ -48,6 +49,10 @@ __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serial
 
 PythonUDF = collections.namedtuple("PythonUDF", ["func", "args", "kwargs"])
 RemoteException = collections.namedtuple("RemoteException", ["msg", "exception_type"])
+
+
+# The functions of Python that look at the frame of their caller, as eval() does for the names that it finds.
+_LOOK_AT_CALLER = frozenset((dir, eval, exec, globals, locals, vars, sys._getframe))
 
 
 def _call_in_frame(function: Any, args: tuple, kwargs: dict) -> Any:

@@ -59,10 +59,6 @@ Task<void> countWhenReady(Future<void> awaited, std::atomic<int>& count) {
   ++count;
 }
 
-}  // namespace
-
-namespace {
-
 constexpr int kLongChain = 30'000;  // whose frames would not fit into a stack
 
 /// Returns the last of a chain of continuations that run on the thread that settles the first future.

@@ -193,8 +193,7 @@ def limited_requests(store: dist.Store, seconds: float) -> Iterator[None]:
     c10d's FileStore waits for a file that was removed until a second after its time-out.
     """
     before = store.timeout
-    with contextlib.suppress(OverflowError):  # a time-out that is longer than any
-        store.set_timeout(min(before, timedelta(seconds=max(seconds - 1, 0.2))))
+    store.set_timeout(min(before, to_timedelta(max(seconds - 1, 0.2), "the limit of requests to the store")))
     try:
         yield
     finally:

@@ -114,7 +114,9 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."
 
 
-_MAIN_MODULES = {"", "__mp_main__"}  # in the names of the script functions of a program's script
+# What the names of the script functions of a program's script have for a module: the second in the processes that
+# multiprocessing has started.
+_MAIN_MODULES = ("", "__mp_main__")
 
 
 def find_script_function(qualified_name: str, imports: bool = True) -> torch.jit.ScriptFunction:
@@ -129,8 +131,8 @@ def find_script_function(qualified_name: str, imports: bool = True) -> torch.jit
     compiled = torch.jit._state._python_cu
     if (found := compiled.find_function(qualified_name)) is None:
         module, _, name = qualified_name.removeprefix("__torch__.").rpartition(".")
-        if module in _MAIN_MODULES:  # a process that multiprocessing has started has the script under the other name
-            found = compiled.find_function(".".join(("__torch__", *filter(None, _MAIN_MODULES - {module}), name)))
+        if module in _MAIN_MODULES:
+            found = compiled.find_function(f"__torch__.{name}" if module else f"__torch__.__mp_main__.{name}")
         elif imports:
             find_module(module)
             found = compiled.find_function(qualified_name)
