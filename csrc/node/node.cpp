@@ -605,8 +605,7 @@ void Node::barrier(const std::string& name, Duration timeout) {
     rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
     if (absent_.empty()) return;
     // This worker may end the process that serves the store, so wait until the others have read who is absent.
-    rendezvous_->releaseStore(
-        name + "_read", std::min<Duration>(std::chrono::seconds(1), timeUntil(deadline)), absent_);
+    leaveStore(name + "_read", std::min<Duration>(std::chrono::seconds(1), timeUntil(deadline)));
   });
 }
 
@@ -623,8 +622,15 @@ Rendezvous::LostAmong Node::lostAmong() {
   };
 }
 
-void Node::requireAll() {
-  std::erase_if(absent_, [this](WorkerId id) { return rendezvous_->hasLeft(id, agent_.incarnation(id)); });
+void Node::leaveStore(const std::string& phase, Duration grace) {
+  auto lost = absent_;
+  std::erase_if(lost, [this](WorkerId id) { return rendezvous_->hasLeft(id, agent_.incarnation(id)); });
+  if (keeper_) keeper_->stop();  // the store is to end
+  rendezvous_->releaseStore(phase, grace, absent_);
+  absent_ = std::move(lost);
+}
+
+void Node::requireAll() const {
   if (absent_.empty()) return;
   std::vector<WorkerInfo> workers;
   for (const auto id : absent_) workers.push_back(agent_.worker(id));
@@ -661,7 +667,7 @@ void Node::join(Duration timeout) {
     }
     rendezvous_->markEnded();
     const Duration grace = std::chrono::seconds(absent_.empty() ? 5 : 1);
-    rendezvous_->releaseStore("left", std::min(grace, timeUntil(deadline)), absent_);
+    leaveStore("left", std::min(grace, timeUntil(deadline)));
   });
 }
 

@@ -270,8 +270,12 @@ class Node : public std::enable_shared_from_this<Node> {
   Rendezvous::LostAmong lostAmong();
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
   void requireOtherThread() const;
-  /// Throws Error(kWorkerLost) if workers were lost before the end of the group.
-  void requireAll();
+  /// Ends the use of the store in the last step in which all workers meet: from then on worker 0, which waits for this
+  /// for at most `grace`, may end the process that serves the store. c10d's client writes to standard error if it finds
+  /// the store ended, so this worker does not use it any more. Workers that have left alone are not absent any more.
+  void leaveStore(const std::string& phase, Duration grace);
+  /// Throws Error(kWorkerLost) if workers were lost before the end of the group. Does not use the store.
+  void requireAll() const;
 
   const Options options_;
   const AllowLists allowed_;

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <future>
@@ -250,6 +251,58 @@ TEST_CASE("join() names the workers that do not call it") {
       Catch::Contains(
           "of its group to end their calls and shut down; missing: worker1 (rank 1). Shut these workers down"));
   CHECK_THAT(text, !Catch::Contains("join0") && !Catch::Contains("Start the missing ranks"));
+}
+
+TEST_CASE("after a worker has let worker 0 end the store, it does not use the store") {
+  /// The store as one worker uses it. Its last request is the one that lets worker 0 end.
+  struct Witness : c10d::PrefixStore {
+    using PrefixStore::PrefixStore;
+    std::string last;
+    void set(const std::string& key, const std::vector<uint8_t>& value) override {
+      last = "set " + key;
+      PrefixStore::set(key, value);
+    }
+    std::vector<uint8_t> get(const std::string& key) override {
+      last = "get " + key;
+      return PrefixStore::get(key);
+    }
+    bool check(const std::vector<std::string>& keys) override {
+      last = "check " + keys.at(0);
+      return PrefixStore::check(keys);
+    }
+  };
+  const auto shared = c10::make_intrusive<c10d::HashStore>();
+  std::vector<c10::intrusive_ptr<Witness>> stores;
+  const auto network = makeLoopbackNetwork();
+  std::vector<std::unique_ptr<Node>> nodes;
+  for (int id = 0; id < 3; ++id) {
+    stores.push_back(c10::make_intrusive<Witness>("group", shared));
+    nodes.push_back(std::make_unique<Node>(
+        Node::Options{
+            .agent = {.self = {"worker" + std::to_string(id), id}, .threads = 2}, .world_size = 3, .timeout = 20s},
+        stores.back(), makeLoopbackTransport(network)));
+  }
+  const auto together = [&](const std::vector<int>& ids, const std::function<void(Node&)>& act) {
+    std::vector<std::thread> threads;
+    for (const int id : ids) threads.emplace_back([&, id] { act(*nodes[id]); });
+    for (auto& thread : threads) thread.join();
+  };
+  together({0, 1, 2}, [](Node& node) { node.start(); });
+  const bool is_lost = GENERATE(true, false);
+  if (is_lost) {
+    nodes[1]->shutdown(20s);
+  } else {
+    nodes[1]->leaveAlone(20s);
+  }
+  std::vector<std::string> errors(3);
+  const bool is_barrier = GENERATE(true, false);
+  together({0, 2}, [&](Node& node) {
+    errors[node.self().id] = errorText([&] { is_barrier ? node.barrier("leaving", 20s) : node.join(20s); });
+  });
+  const std::string expected = is_lost ? "lost before the end" : "no error";
+  CHECK_THAT(errors[0], Catch::Contains(expected));
+  CHECK_THAT(errors[2], Catch::Contains(expected));
+  CHECK(stores[2]->last == (is_barrier ? "set leaving_read/2" : "set left/2"));
 }
 
 TEST_CASE("in a group that grows, workers are admitted and expelled") {
