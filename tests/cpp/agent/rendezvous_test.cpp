@@ -207,7 +207,7 @@ TEST_CASE("workers with a secret meet, and those with another one do not") {
 TEST_CASE("an address that a relay has rewritten in the store is refused") {
   auto store = makeStore();
   std::thread victim([&] { errorText([&] { Rendezvous(store, record(1, 2), kSecret).meetAll(1s); }); });
-  CHECK(eventually([&] { return store->check({"worker/1"}); }));
+  CHECK(test::eventually([&] { return store->check({"worker/1"}); }));
   rewrite(store, "worker/1", "address1", "address7");
   const auto text = errorText([&] { Rendezvous(store, record(0, 2), kSecret).meetAll(1s); });
   victim.join();
