@@ -284,7 +284,7 @@ class Runner:
         """Return what noticed the mutant; empty: nothing."""
         own = f"[#{Path(mutant.file).stem}_test]"  # the tests of this source come first
         for program in LAYERS[mutant.file.split("/")[1]]:
-            for selected in (own, f"~{own}"):
+            for selected in (f"{own}~[.]", f"~{own}~[.]"):  # hidden tests are programs that other tests start
                 while failure := self.run_tests(program, folder, ["--filenames-as-tags", selected]):
                     test, how = failure
                     name = re.sub(r"([\\,\[])", r"\\\1", test)
