@@ -129,7 +129,10 @@ Status UcxConnection::check(const Message& message) {
     --announced_segments_;
     return announced_bytes_->add("segment", message.bytes, worker_->limits.segment_bytes);
   }
-  if (message.kind == PartKind::kEnd) return std::nullopt;
+  if (message.kind == PartKind::kEnd) {
+    if (message.bytes > 0) return malformed("an end with data");  // for which no memory is allocated
+    return std::nullopt;
+  }
   if (announced_segments_ != 0) return malformed("a head before the segments of the last");
   if (message.segments > worker_->limits.tensors) {
     return Error(

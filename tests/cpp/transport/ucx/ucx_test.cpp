@@ -277,7 +277,7 @@ TEST_CASE("UCX: a message that no worker sends ends its connection and no other"
     ErrorCode code;
     const char* text;
   };
-  const auto head = PartKind::kHead, segment = PartKind::kSegment;
+  const auto head = PartKind::kHead, segment = PartKind::kSegment, end = PartKind::kEnd;
   const auto attack = GENERATE_COPY(values<Case>({
       {"a short header", [=](Forger& f) { f.send(head, "short", 3); }, ErrorCode::kProtocol, "header"},
       {"a long header", [=](Forger& f) { f.send(head, std::string(100, 'h'), 3); }, ErrorCode::kProtocol, "header"},
@@ -319,6 +319,10 @@ TEST_CASE("UCX: a message that no worker sends ends its connection and no other"
          for (int i = 1; i <= 3; ++i) f.send(segment, headerOf(i, 0), 1 << 20);
        },
        ErrorCode::kFrameTooLarge, "all its parts"},
+      {"an end with data", [=](Forger& f) { f.send(end, headerOf(0, 0), 1 << 12); }, ErrorCode::kProtocol, "an end"},
+      {"an end with data that waits for memory",
+       [=](Forger& f) { f.send(end, headerOf(0, 0), 8 << 20, UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_RNDV); },
+       ErrorCode::kProtocol, "an end"},
       {"too much behind a rendezvous that does not end",
        [=](Forger& f) {
          f.send(head, headerOf(0, 100'000), 3);
