@@ -297,6 +297,19 @@ void Agent::start(
   call.handler = std::move(handler);
   call.attempt = attempt;
   call.note = note;
+  const auto kind = message.kind;  // the message may belong to a later attempt once the call is in the table
+  std::shared_ptr<Link> link;
+  Frame frame;
+  if (to != self().id && !options_.faults && !closing_) {
+    try {
+      frame = encodeFrame(message, options_.limits);
+      link = connections_.link(to);
+    } catch (const Error& error) {
+      return finish(call, error);
+    }
+    call.link = link->id();
+    call.incarnation = link->incarnation();
+  }
   const auto deadline = call.deadline;
   bool needs_timer = false;
   if (closing_ || !calls_.add(id, call, needs_timer)) {
@@ -304,6 +317,7 @@ void Agent::start(
   }
   if (needs_timer) armTimer(deadline);
   liveness_.onRequest();
+  if (link) return sendOver(*link, id, kind, std::move(frame));
   sendWithFaults(to, message);
 }
 
@@ -348,21 +362,25 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
       call->activity = ActivityToken(activity_);  // the call that is made may end before the function does
       return server_.serve(call, std::move(copy));
     }
+    const auto kind = message.kind;  // the message may belong to a later attempt once the call has a link
     auto frame = encodeFrame(message, options_.limits);
-    const bool is_call = isCall(message.kind);  // the message may belong to a later attempt once it is assigned
     const auto link = connections_.link(to);
     calls_.assign(
         id, link->id(),
         link->incarnation());  // sent even if it has expired: RRefs in it have been forked to the callee
-    const auto done = [this, id](const Status& failure) {
-      if (failure) failUnsent(id, *failure);
-    };
-    // Other requests are small, or belong to protocols between nodes that must not wait.
-    if (is_call) return link->sendCall(id, std::move(frame), done);
-    link->send(std::move(frame), done);
+    sendOver(*link, id, kind, std::move(frame));
   } catch (const Error& e) {
     complete(id, e);
   }
+}
+
+void Agent::sendOver(Link& link, CallId id, Kind kind, Frame frame) {
+  const auto done = [this, id](const Status& failure) {
+    if (failure) failUnsent(id, *failure);
+  };
+  // Other requests are small, or belong to protocols between nodes that must not wait.
+  if (isCall(kind)) return link.sendCall(id, std::move(frame), done);
+  link.send(std::move(frame), done);
 }
 
 void Agent::failUnsent(CallId id, const Error& reason) {

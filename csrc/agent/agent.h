@@ -283,8 +283,9 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   bool takeStep(Step step);
   /// The first part of leave().
   void sayGoodbye();
-  /// Sends a request whose call is in the call table.
+  /// Sends a request whose call is in the call table, over the link to that worker.
   void send(WorkerId to, CallId id, const Message& message);
+  void sendOver(Link& link, CallId id, Kind kind, Frame frame);
   /// `link`: over which the frame has come, or null if the audit log has a line for it in any case.
   Result<Message> decode(Frame frame, WorkerId from, const Link* link);
   /// Counts a frame that cannot be decoded or has no meaning here, and records it in the audit log.
@@ -324,7 +325,8 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   /// Returns the part of a time-out's error text about a shortage of threads here; empty if there were enough threads
   /// since the call began.
   std::string threadShortage(Duration timeout) const;
-  /// Enters the request, whose message has its call id, in the call table and sends it.
+  /// Enters the request, whose message has its call id, in the call table and sends it. Completes it at once with an
+  /// error if it cannot be encoded, or if there is no such worker.
   void start(
       WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt = nullptr,
       const ReplyObserver::Note& note = {});

@@ -455,15 +455,23 @@ void ConnectionPool::replaceLinks(const WorkerInfo& worker, uint64_t incarnation
 
 namespace {
 
-/// The outcome of several PINGs. It is set once: to true by the first answer, to false when all have failed.
-struct PingOutcome {
-  Waiter<bool> is_answered;
-  std::atomic<size_t> open;
-
-  explicit PingOutcome(size_t count) : open(count) {}
-  void onFailed() {
-    if (open.fetch_sub(1) == 1) is_answered.set(false);
+/// The outcome of several PINGs: true from the first answer on, false when all have failed.
+class PingOutcome {
+ public:
+  explicit PingOutcome(size_t count) : open_(count) {}
+  void onAnswer() {
+    if (!has_answer_.exchange(true)) is_answered_.set(true);
   }
+  void onFailed() {
+    if (open_.fetch_sub(1) == 1) is_answered_.set(false);
+  }
+  /// nullopt: not known after `timeout`.
+  std::optional<bool> waitFor(Duration timeout) { return is_answered_.waitFor(timeout); }
+
+ private:
+  std::atomic<size_t> open_;  ///< PINGs that have not failed
+  std::atomic<bool> has_answer_{false};
+  Waiter<bool> is_answered_;
 };
 
 /// Waits for the answer to a PING, which is the first frame. The end of the connection before it is a failure.
@@ -473,7 +481,7 @@ struct PingProbe : ConnectionHandler {
 
   explicit PingProbe(std::shared_ptr<PingOutcome> outcome) : outcome(std::move(outcome)) {}
   void onFrame(Frame) override {
-    if (!std::exchange(is_done, true)) outcome->is_answered.set(true);
+    if (!std::exchange(is_done, true)) outcome->onAnswer();
   }
   void onClosed(const Error&) override {
     if (!std::exchange(is_done, true)) outcome->onFailed();
@@ -498,7 +506,7 @@ bool ConnectionPool::anyAnswersPing(const std::vector<WorkerRecord>& workers, Du
         outcome->onFailed();
       }
     }
-    const bool is_answered = outcome->is_answered.waitFor(timeout).value_or(false);
+    const bool is_answered = outcome->waitFor(timeout).value_or(false);
     for (const auto& connection : connections) connection->close();
     if (is_answered) return true;
   }

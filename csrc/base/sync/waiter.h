@@ -4,6 +4,7 @@
 // caller. Both threads share its ownership, because the waiting thread may return before set() does.
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,58 +22,61 @@ template <typename T>
 class Waiter {
  public:
   /// Sets the value and wakes the waiting thread, or returns the value if that thread has abandoned the wait. To be
-  /// called once; never blocks.
+  /// called once; takes the mutex only if the thread sleeps in waitFor().
   std::optional<T> set(T value) {
-    {
-      MutexLock lock(mutex_);
-      if (abandoned_) return value;
-      value_.emplace(std::move(value));
-      has_value_ = true;
+    value_.emplace(std::move(value));
+    auto expected = State::kEmpty;
+    if (!state_.compare_exchange_strong(expected, State::kSet)) return std::exchange(value_, std::nullopt);
+    // Sequentially consistent, as all accesses to these two: either the thread sees the state, or this one that it is
+    // about to sleep.
+    if (is_asleep_) {
+      MutexLock lock(mutex_);  // the thread sleeps, or has seen the state
+      arrived_.notify_one();
     }
-    arrived_.notify_one();
     futex_waiter_.notify();
     return std::nullopt;
   }
 
-  /// Without the mutex, because threads that poll call it often. Sequentially consistent: see FutexWaiter::wait().
-  bool hasValue() const { return has_value_; }
+  /// Sequentially consistent: see FutexWaiter::wait().
+  bool hasValue() const { return state_ == State::kSet; }
 
   /// Is notified when hasValue() becomes true. For a thread that waits by FutexWaiter::wait().
   FutexWaiter& futexWaiter() { return futex_waiter_; }
 
   /// Waits for the value and returns it; nullopt if it has not been set after `timeout`.
   std::optional<T> waitFor(Duration timeout) {
-    MutexLock lock(mutex_);
-    arrived_.wait_for(lock, timeout, [this]() TORCHRPC_REQUIRES(mutex_) { return value_.has_value(); });
-    return takeLocked();
+    if (!hasValue()) {
+      MutexLock lock(mutex_);
+      is_asleep_ = true;
+      arrived_.wait_for(lock, timeout, [this] { return hasValue(); });
+      is_asleep_ = false;
+    }
+    return take();
   }
 
   /// Returns the value; nullopt if it has not been set.
   std::optional<T> take() {
     if (!hasValue()) return std::nullopt;
-    MutexLock lock(mutex_);
-    return takeLocked();
+    state_ = State::kTaken;
+    return std::exchange(value_, std::nullopt);
   }
 
   /// Abandons the wait: a later set() returns its value. Returns the value if it has been set.
   std::optional<T> abandon() {
-    MutexLock lock(mutex_);
-    abandoned_ = true;
-    return takeLocked();
+    auto expected = State::kEmpty;
+    state_.compare_exchange_strong(expected, State::kAbandoned);
+    return take();
   }
 
  private:
-  std::optional<T> takeLocked() TORCHRPC_REQUIRES(mutex_) {
-    has_value_ = false;
-    return std::exchange(value_, std::nullopt);
-  }
+  enum class State : uint8_t { kEmpty, kSet, kTaken, kAbandoned };
 
+  std::atomic<State> state_{State::kEmpty};
+  std::optional<T> value_;  ///< belongs to set() while the state is kEmpty or kAbandoned, then to the waiting thread
+  std::atomic<bool> is_asleep_{false};
   Mutex mutex_;
   CondVar arrived_;
   FutexWaiter futex_waiter_;
-  std::optional<T> value_ TORCHRPC_GUARDED_BY(mutex_);
-  std::atomic<bool> has_value_{false};  ///< written with the mutex
-  bool abandoned_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
 /// Calls `start` with a handler and blocks until the handler is called. Returns its argument. A signal ends the wait
