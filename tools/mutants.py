@@ -266,8 +266,8 @@ class Runner:
                     break
                 output += block
                 started = re.match(rb'<TestCase name="(.*?)"', output[output.rfind(b"<TestCase name=") :])
-                if started and html.unescape(started[1].decode()) != test:
-                    test = html.unescape(started[1].decode())
+                if started and html.unescape(started[1].decode(errors="replace")) != test:
+                    test = html.unescape(started[1].decode(errors="replace"))
                     budget = 600 if seconds is None else GRACE_S + 5 * seconds.get(test, 0)
             # The time does not count while other programs, or signals, keep the process or this one from running.
             with contextlib.suppress(OSError):
@@ -278,7 +278,7 @@ class Runner:
                 if all(stat[0] not in "RT" for stat in stats) or used - used_before > elapsed / 2:
                     budget -= min(elapsed, 2)
                 looked += elapsed
-        return test, budget <= 0, output.decode()
+        return test, budget <= 0, output.decode(errors="replace")
 
     def test(self, mutant: Mutant, folder: Path) -> str:
         """Return what noticed the mutant; empty: nothing."""
