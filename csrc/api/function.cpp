@@ -143,10 +143,13 @@ class QueuedCall {
     if (!done_) return;
     const auto node = call_.node.lock();
     const auto self = node ? toString(node->self()) : "the callee";
-    done_(Error(ErrorCode::kShutdown, "the executor of " + name_ + " on " + self + " has dropped the call"));
+    done_(Error(ErrorCode::kShutdown, "the executor of " + name_ + " on " + self + " has dropped the call" + reason_));
   }
   QueuedCall(const QueuedCall&) = delete;
   QueuedCall& operator=(const QueuedCall&) = delete;
+
+  /// Adds what the executor threw to the error of a dropped call.
+  void setReason(const std::exception& thrown) { reason_ = ": " + textOf(thrown); }
 
   /// Runs the call on the executor's thread, with the state of the thread that received the call.
   void run(const Function& function, const std::vector<c10::IValue>& args) {
@@ -166,6 +169,7 @@ class QueuedCall {
   }
 
   const std::string name_;
+  std::string reason_;
   const CppCall call_;
   Done done_;
   const ThreadState state_;
@@ -175,10 +179,13 @@ class QueuedCall {
 void Function::start(const CppCall& call, std::vector<c10::IValue> args, Done done) const {
   const auto& post = executor.post();
   if (!post) return run(call, args, done);
-  auto queued = std::make_shared<QueuedCall>(name, call, std::move(done));
-  post([queued = std::move(queued), function = shared_from_this(), args = std::move(args)] {
-    queued->run(*function, args);
-  });
+  const auto queued = std::make_shared<QueuedCall>(name, call, std::move(done));
+  try {
+    post([queued, function = shared_from_this(), args = std::move(args)] { queued->run(*function, args); });
+  } catch (const std::exception& thrown) {
+    // If the executor has kept the task all the same, the task answers the call.
+    if (queued.use_count() == 1) queued->setReason(thrown);
+  }
 }
 
 /// Registers a handler, unless the same function was declared before.

@@ -228,7 +228,7 @@ void requireOtherThread(core::Node& core) {
 
 WorkerInfo resolve(const core::Node& node, const Destination& to) {
   const auto& worker = to.worker();
-  if (worker.name.empty()) return node.worker(worker.id);
+  if (worker.name.empty() && worker.id != kNoWorker) return node.worker(worker.id);
   auto found = node.worker(worker.name);
   if (worker.id == kNoWorker || worker.id == found.id) return found;
   throw Error(

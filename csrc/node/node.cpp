@@ -498,8 +498,9 @@ WorkerInfo Node::worker(const std::string& name) const {
   if (auto info = agent_.directory().info(name)) return *std::move(info);
   throw Error(
       ErrorCode::kUnknownWorker,
-      "Unknown destination worker " + name + ": could not find destination in the RPC group of " + self().name +
-          ", whose workers are " + listOf(workers()),
+      "Unknown destination worker " + (name.empty() ? "with an empty name" : name) +
+          ": could not find destination in the RPC group of " + self().name + ", whose workers are " +
+          listOf(workers()),
       name);
 }
 

@@ -117,13 +117,20 @@ std::vector<UserDelete> decodeUserDeletes(std::string_view bytes) {
   return deletions;
 }
 
+namespace {
+
+std::string nameOf(const GroupMember& worker) {
+  return worker.self.name + " of the group at " + worker.group + (worker.has_left ? ", which has shut down" : "");
+}
+
+}  // namespace
+
 Error foreignError(const RRef& rref, const GroupMember& self) {
   const auto& member = *rref.member();
-  const auto name = [](const GroupMember& worker) { return worker.self.name + " of the group at " + worker.group; };
   return Error(
       ErrorCode::kInvalidArgument,
-      "RRef " + toString(rref.id()) + ", owned by " + rref.owner().name + ", belongs to " + name(member) +
-          (member.has_left ? ", which has shut down" : "") + ". It cannot be used by " + name(self) +
+      "RRef " + toString(rref.id()) + ", owned by " + rref.owner().name + ", belongs to " + nameOf(member) +
+          ". It cannot be used by " + nameOf(self) +
           (member.group == self.group ? ", another node of this process" : "") +
           ". An RRef is valid only in the group, and for the worker, where it was made or received: make a new one "
           "there, or pass a copy of the value.",
@@ -134,7 +141,8 @@ Error deletedError(const UserRRef& rref, std::string_view attempt) {
   return Error(
       ErrorCode::kRRefDeleted,
       "User RRef with RRefId=" + toString(rref.id()) + " and ForkId=" + toString(rref.forkId()) +
-          " has been deleted. Cannot call " + std::string(attempt) + " after deletion.",
+          " has been deleted. Cannot call " + std::string(attempt) + " after deletion." +
+          (rref.member()->has_left ? " It belongs to " + nameOf(*rref.member()) + "." : ""),
       rref.owner().name);
 }
 

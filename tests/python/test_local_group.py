@@ -368,6 +368,42 @@ def test_a_function_below_the_main_guard_is_an_error_with_its_name_its_file_and_
     ]
 
 
+VARIABLES_BELOW_THE_GUARD = """
+    import torchrpc
+    import torchrpc.rpc as rpc
+
+    if __name__ == "__main__":
+        factor = 3
+        with torchrpc.local_group(2):
+            for function in (lambda: factor, lambda: unbound(), lambda: int(len(())) + len(factor)):
+                try:
+                    rpc.rpc_sync("worker1", function)
+                except NameError as error:
+                    print(str(error).splitlines()[1:3])
+            try:
+                rpc.rpc_sync("worker1", exec, ("missing", {}))
+            except NameError as error:
+                print("outside" in str(error))
+"""
+
+
+def test_a_function_that_uses_a_variable_below_the_main_guard_gets_the_rule_with_the_error(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(VARIABLES_BELOW_THE_GUARD))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
+    names = ["factor", "unbound", "factor"]
+    assert done.stdout.splitlines() == [
+        str(
+            [
+                f"""NameError("name '{name}' is not defined")""",
+                f"worker1 has no {name} in its module __main__ ({script}). Define it at the top level of that file, "
+                'outside of `if __name__ == "__main__":`, because the other workers load the file without that block.',
+            ]
+        )
+        for name in names
+    ] + ["False"]
+
+
 IN_A_CELL = """
     import torchrpc
     import torchrpc.rpc as rpc

@@ -234,6 +234,8 @@ def use_in_the_next_group(rank):
                 use()
         with torchrpc.autograd.context() as context_id, pytest.raises(RuntimeError, match=refused):
             rref.backward(context_id)
+    with pytest.raises(RuntimeError, match=rf"after deletion\. It belongs to {before}:\d+, which has shut down\."):
+        theirs.to_here()
     assert mine.local_value() == 1
     assert rpc.rpc_sync(other, len, ([rpc.RRef(1)],)) == 1
     rpc.shutdown()

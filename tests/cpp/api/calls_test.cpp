@@ -167,6 +167,9 @@ TEST_CASE("a worker is named by name, by rank or by its info") {
   }
   CHECK(group[0].workers().size() == 2);
   CHECK(errorOf([&] { group[0].call("worker7", "scale"); }).code() == ErrorCode::kUnknownWorker);
+  const auto unnamed = errorOf([&] { group[0].call("", "scale"); });
+  CHECK(unnamed.code() == ErrorCode::kUnknownWorker);
+  CHECK_THAT(unnamed.text(), Catch::StartsWith("Unknown destination worker with an empty name: "));
 }
 
 TEST_CASE("values of all kinds arrive as they were sent") {

@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <atomic>
+#include <future>
 #include <latch>
 #include <mutex>
 #include <netinet/in.h>
@@ -386,6 +387,25 @@ TEST_CASE("a function runs with its call's context on its executor; its errors a
   const auto unrun = errorOf([&] { dropped.wait(); });
   CHECK(unrun.code() == ErrorCode::kShutdown);
   CHECK(unrun.text().find("throwsOnExecutor") != std::string::npos);
+  group.shutdown();
+}
+
+TEST_CASE("the error of a call that an executor did not take says what the executor threw") {
+  const Executor full([](const std::function<void()>&) { throw std::runtime_error("the queue is full"); });
+  std::promise<std::function<void()>> kept;
+  const Executor late([&](std::function<void()> task) {
+    kept.set_value(std::move(task));
+    throw std::runtime_error("taken all the same");
+  });
+  registerFunction("onFullExecutor", [] { return 1; }, {.executor = full});
+  registerFunction("onLateExecutor", [] { return 2; }, {.executor = late});
+  Group group(2);
+  const auto refused = errorOf([&] { group[0].call<int>(1, "onFullExecutor"); });
+  CHECK(refused.code() == ErrorCode::kShutdown);
+  CHECK_THAT(refused.text(), Catch::EndsWith("has dropped the call: the queue is full"));
+  const auto taken = group[0].callAsync<int>(1, "onLateExecutor");
+  kept.get_future().get()();
+  CHECK(taken.wait(20s) == 2);
   group.shutdown();
 }
 

@@ -35,7 +35,7 @@ from .exception_parts import (
     members_of,
     set_state,
 )
-from .names import find_global, has_name, public_module, replaces_torch, this_worker
+from .names import find_global, has_name, public_module, replaces_torch, rule_for_variable, this_worker
 from .plain_objects import find_exception_type
 
 _TYPE_NOT_RESTORED = (
@@ -102,7 +102,7 @@ def _describe_exception(exc: BaseException, caller: str = "") -> tuple[str, byte
         why = f"its repr failed: {type(broken).__name__}" if is_small else "its arguments are too large to show"
         shown, trace = f"{type(exc).__name__} ({why})", "".join(traceback.format_tb(exc.__traceback__))
     where = _C._get_current_rpc_agent().get_worker_info() if _C._is_current_rpc_agent_set() else "a stopped worker"
-    head, trace = _sendable(f"On {where}:\n{shown}\n"), _sendable(trace)
+    head, trace = _sendable(f"On {where}:\n{shown}\n{_advice_for(exc)}"), _sendable(trace)
     text = head + trace
     if not is_passed_on:
         with contextlib.suppress(Exception):  # raised by a filter of the program
@@ -120,6 +120,15 @@ def _describe_exception(exc: BaseException, caller: str = "") -> tuple[str, byte
         linked.add(exc)
         nodes = linked.nodes
     return text, _C._encode_objects((detail, nodes, len(head), len(trace)), _NO_CLASSES)
+
+
+def _advice_for(exc: BaseException) -> str:
+    """Return a line for a function that came as code and uses a variable that this worker does not have, or ""."""
+    if not isinstance(exc, NameError) or isinstance(exc, UnboundLocalError) or not isinstance(exc.name, str):
+        return ""
+    frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    rule = rule_for_variable(exc.name, frames[-1].f_globals) if frames else ""
+    return rule and f"{rule}\n"
 
 
 def _log(exc: BaseException, shown: str, caller: str, is_small: bool) -> None:

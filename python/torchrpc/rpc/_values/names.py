@@ -106,6 +106,15 @@ def find_global(module: str, qualified_name: str) -> Any:
     return found
 
 
+def rule_for_variable(name: str, variables: dict[str, Any]) -> str:
+    """Return what to do if code of another worker's script uses a global variable of that name, which the script of
+    this worker does not have. Empty if `variables`, those that the code sees, are not the ones of the script.
+    """
+    if variables.get("__name__") not in _MAIN or not (file := variables.get("__file__")):
+        return ""
+    return f"{this_worker()} has no {name} in its module __main__ ({file}). {_MAIN_RULE}"
+
+
 _LONGEST_NAME_SHOWN = 200
 
 
