@@ -14,7 +14,10 @@
 namespace torchrpc::test {
 
 /// A certificate that signs itself, as an authority does, for the name; made once a process.
-inline const TlsFiles& certificateOf(const std::string& name) {
+/// @param units organizational units, each as "/OU=unit"
+/// @param uris more names, each as ",URI:uri"
+inline const TlsFiles& certificateOf(
+    const std::string& name, const std::string& units = "", const std::string& uris = "") {
   struct Folder {
     const std::filesystem::path path =
         std::filesystem::temp_directory_path() / ("torchrpc-certificates-" + std::to_string(::getpid()));
@@ -22,13 +25,14 @@ inline const TlsFiles& certificateOf(const std::string& name) {
   };
   static const Folder folder;
   static std::map<std::string, TlsFiles> made;
-  auto& files = made[name];
+  auto& files = made[name + units + uris];
   if (files.isGiven()) return files;
   std::filesystem::create_directories(folder.path);
-  files.certificate = files.authorities = folder.path / (name + ".pem");
-  files.key = folder.path / (name + ".key");
-  const auto command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test " +
-      std::string("-addext subjectAltName=DNS:") + name + " -keyout " + files.key + " -out " + files.certificate +
+  const auto file = name + std::to_string(made.size());
+  files.certificate = files.authorities = folder.path / (file + ".pem");
+  files.key = folder.path / (file + ".key");
+  const auto command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test" +
+      units + " -addext subjectAltName=DNS:" + name + uris + " -keyout " + files.key + " -out " + files.certificate +
       " 2> /dev/null";
   if (std::system(command.c_str()) != 0) throw std::runtime_error("tests of TLS need the program openssl: " + command);
   return files;

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/os/libraries.h"
 #include "transport/native/auth/record_cipher.h"
 #include "transport/native/byte_stream.h"
 
@@ -91,6 +92,17 @@ Libcrypto with(const Failure& failure) {
 }  // namespace
 
 // Test cases 13 to 16 of McGrew and Viega, "The Galois/Counter Mode of Operation (GCM)".
+TEST_CASE("libcrypto is used where version 3 is installed") {
+  os::SharedLibrary file("crypto", kOpensslVersion);
+  void* (*any)() = nullptr;
+  file.find("EVP_CIPHER_fetch", any);
+  if (!file.isComplete()) {
+    WARN("no libcrypto 3");
+    return;
+  }
+  CHECK(Libcrypto::find() != nullptr);
+}
+
 TEST_CASE("AES-256-GCM gives the published ciphertexts and tags") {
   NEEDS_LIBCRYPTO;
   const SecretKey zero(std::string(kKeyBytes, '\0'));

@@ -578,6 +578,36 @@ TEST_CASE("each side learns who the other is before its first frame") {
   CHECK_FALSE(alice->identityBeforeFrames()->isMember());
 }
 
+TEST_CASE("the roles of a TLS certificate are its units and parts of its URIs; a member has no narrower one") {
+  struct Case {
+    std::string units, uris;
+    std::vector<std::string> roles;
+  };
+  const auto [units, uris, roles] = GENERATE(values<Case>({
+      {"", "", {"member"}},
+      {"/OU=member", "", {"member"}},
+      {"/OU=Client", "", {"client"}},
+      {"/OU=observer", "", {"observer"}},
+      {"/OU=member/OU=observer/OU=client", "", {"client", "observer"}},
+      {"", ",URI:spiffe://domain/client/bob", {"client"}},
+      {"/OU=member", ",URI:spiffe://domain/observer/web", {"observer"}},
+      {"", ",URI:spiffe://client/bob", {"member"}},
+      {"", ",URI:spiffe://domain/team/client", {"member"}},
+  }));
+  const auto credentials =
+      std::make_shared<const TlsCredentials>(test::certificateOf("bob", units, uris), std::chrono::hours(1));
+  MixedOptions::a = MixedOptions::b = {.tls = credentials, .unix_sockets = false};
+  MixedOptions::next_is_b = false;
+  Pair<MixedOptions> pair;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  pair.send(*connection, headOnly("hi"));
+  auto bob = pair.accepted();
+  bob.witness->takeFrame();
+  REQUIRE(bob.witness->identityBeforeFrames());
+  CHECK(bob.witness->identityBeforeFrames()->roles == roles);
+}
+
 TEST_CASE("a peer that does not prove its name is refused") {
   const auto key = makeGroupKey();
   const bool is_alice = GENERATE(false, true);

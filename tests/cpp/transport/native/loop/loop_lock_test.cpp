@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <barrier>
+#include <fstream>
+#include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include "outcomes.h"
@@ -88,4 +91,37 @@ TEST_CASE("threads that keep polling do not keep the loop thread from the loop l
   stopped = true;
   pollers.clear();
   CHECK_FALSE(shared);
+}
+
+TEST_CASE("while the loop thread waits for the loop lock, a thread that polls does not overtake it") {
+  for (int i = 0; i < 20; ++i) {
+    LoopLock lock;
+    std::atomic<pid_t> thread{0};
+    bool is_served = false, is_overtaken = false;
+    lock.lock();
+    std::jthread loop([&] {
+      thread = ::gettid();
+      lock.lockFromLoopThread();
+      is_served = true;
+      lock.unlock();
+    });
+    const auto sleeps = [&] {  // in the line: number, (name), state
+      std::ifstream stat("/proc/self/task/" + std::to_string(thread) + "/stat");
+      std::string line;
+      std::getline(stat, line);
+      return line.find(") S ") != std::string::npos;
+    };
+    REQUIRE(eventually(sleeps));
+    std::jthread poller([&] {
+      SpinBackoff backoff;
+      if (!lock.tryLockFor(20s, [] { return false; }, backoff)) return;
+      is_overtaken = !is_served;
+      lock.unlock();
+    });
+    std::this_thread::sleep_for(1ms);  // for the other thread to poll
+    lock.unlock();
+    loop.join();
+    poller.join();
+    REQUIRE_FALSE(is_overtaken);
+  }
 }

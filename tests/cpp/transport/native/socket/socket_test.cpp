@@ -1,11 +1,16 @@
-// Small messages over Unix sockets, with descriptors.
+// Small messages over Unix sockets, with descriptors; descriptors in forked children.
 
 #include "transport/native/socket/socket.h"
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <fcntl.h>
 #include <filesystem>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
 
 using namespace torchrpc::native;
 
@@ -41,4 +46,21 @@ TEST_CASE("of two descriptors that come with a message, one is received and the 
     CHECK(openDescriptors() == before + 1);
   }
   CHECK(openDescriptors() == before);
+}
+
+TEST_CASE("a forked child has none of the descriptors, and its parent all of them") {
+  std::vector<Descriptor> all;
+  for (int i = 0; i < 70; ++i) all.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));  // more than a word has bits
+  const int kept = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const auto is_open = [](int fd) { return ::fcntl(fd, F_GETFD) >= 0; };
+  const auto child = ::fork();
+  if (child == 0) {
+    const bool any = std::ranges::any_of(all, [&](const Descriptor& each) { return is_open(each.get()); });
+    ::_exit(!any && is_open(kept) ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(std::ranges::all_of(all, [&](const Descriptor& each) { return is_open(each.get()); }));
+  ::close(kept);
 }
