@@ -8,6 +8,7 @@
 
 #include "agent/held_requests.h"
 #include "agent/loopback_group.h"
+#include "agent/thread_record.h"
 #include "outcomes.h"
 #include "testing/manual_timer.h"
 #include "wire/codec.h"
@@ -174,6 +175,31 @@ TEST_CASE("calls time out in the order of their deadlines, whatever the order of
   CHECK((middle.done() && !last.done()));
   timer->advance(10s);
   CHECK(last.done());
+}
+
+TEST_CASE("a callee learns that its caller has cancelled a request, or is lost") {
+  LoopbackGroup group({});
+  std::promise<ServedId> arrived;
+  Responder kept;
+  group[1].on(kCall, Messenger::Where::kPool, [&](const Request& request, const Responder& responder) {
+    kept = responder;
+    arrived.set_value(request.id());
+  });
+  group.start();
+  Pending call;
+  group[0].request(1, message(kCall), kNoLimit, call.handler());
+  const auto number = ThreadRecord::ofThisThread().lastCall();
+  const auto served = arrived.get_future().get();
+  CHECK_FALSE(group[1].isCancelled(served));
+  const bool is_lost = GENERATE(true, false);
+  if (is_lost) {
+    group[0].close();
+  } else {
+    CHECK(group[0].cancel(number));
+  }
+  CHECK(eventually([&] { return group[1].isCancelled(served); }));
+  CHECK(errorOf(call).code() == (is_lost ? ErrorCode::kShutdown : ErrorCode::kCancelled));
+  kept = Responder();
 }
 
 TEST_CASE("the loss of a worker fails the calls to it, with its name, and no others") {

@@ -13,6 +13,7 @@
 #include "agent/held_requests.h"
 #include "agent/loopback_group.h"
 #include "outcomes.h"
+#include "transport/native/transport.h"
 #include "wire/codec.h"
 
 using namespace torchrpc;
@@ -126,6 +127,28 @@ TEST_CASE("each message of a client that only members may send is recorded, unde
     CHECK(event.caller == "worker0");
     CHECK(event.outcome != AuditEvent::Outcome::kOk);
   }
+}
+
+TEST_CASE("a handshake that fails is recorded") {
+  const auto log = std::make_shared<RecordedEvents>();
+  int made = 0;
+  LoopbackGroup group({.callee_audit = log, .transport = [&] {
+                         native::Options options;
+                         options.host = "127.0.0.1";
+                         options.node_name = "worker" + std::to_string(made);
+                         options.secret = "the secret of group " + std::to_string(made++);
+                         return native::makeTransport(std::move(options));
+                       }});
+  group.start();
+  Pending call;
+  group[0].request(1, message(Kind::kCppCall), 20s, call.handler());
+  CHECK_FALSE(call.get().ok());
+  REQUIRE(eventually([&] { return !log->all().empty(); }));
+  const auto event = log->all().front();
+  CHECK(event.action == "connect");
+  CHECK(event.caller.starts_with("unproved"));
+  CHECK(event.outcome == AuditEvent::Outcome::kRefused);
+  CHECK_THAT(event.reason, Catch::Contains("secret"));
 }
 
 TEST_CASE("a connection that is refused is recorded with the name that its peer claims") {

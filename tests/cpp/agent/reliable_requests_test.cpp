@@ -151,7 +151,9 @@ TEST_CASE("reliable requests that wait fail when their worker is lost, and when 
   keeper.awaitAll();
   group[is_lost ? 1 : 0].close();
   for (auto& request : requests) {
-    CHECK(request.get().error().code() == (is_lost ? ErrorCode::kWorkerLost : ErrorCode::kShutdown));
+    const auto error = request.get().error();
+    CHECK(error.code() == (is_lost ? ErrorCode::kWorkerLost : ErrorCode::kShutdown));
+    CHECK_THAT(error.text(), Catch::Contains(is_lost ? "worker1" : "RPC is shutting down on worker0"));
     CHECK(request.completions() == 1);
   }
   keeper.answerAll();
