@@ -26,7 +26,9 @@ namespace {
 /// A group whose nodes have all started.
 class NodeGroup {
  public:
-  explicit NodeGroup(int size, bool grows = false) : store_(c10::make_intrusive<c10d::HashStore>()) {
+  explicit NodeGroup(
+      int size, bool grows = false, const std::function<void(Node&)>& before_start = [](Node&) {})
+      : store_(c10::make_intrusive<c10d::HashStore>()) {
     auto network = makeLoopbackNetwork();
     for (int id = 0; id < size; ++id) {
       nodes_.push_back(std::make_unique<Node>(
@@ -35,6 +37,7 @@ class NodeGroup {
               .world_size = grows ? 0 : size,
               .timeout = 20s},
           store_, makeLoopbackTransport(network)));
+      before_start(*nodes_.back());
     }
     if (grows) {
       for (auto& node : nodes_) node->start();
@@ -303,6 +306,23 @@ TEST_CASE("after a worker has let worker 0 end the store, it does not use the st
   CHECK_THAT(errors[0], Catch::Contains(expected));
   CHECK_THAT(errors[2], Catch::Contains(expected));
   CHECK(stores[2]->last == (is_barrier ? "set leaving_read/2" : "set left/2"));
+}
+
+TEST_CASE("a node with a handler of member changes hears of the end of a worker that it has never called") {
+  std::promise<std::string> gone;
+  const auto listen = [&gone](Node& node) {
+    if (node.self().id != 0) return;
+    node.onMemberChange([&gone](const WorkerInfo& worker, MemberChange) { gone.set_value(worker.name); });
+  };
+  const bool before_start = GENERATE(true, false);
+  NodeGroup group(2, /*grows=*/false, [&](Node& node) {
+    if (before_start) listen(node);
+  });
+  if (!before_start) listen(group[0]);
+  CHECK(group[1].shutdown(20s));
+  auto name = gone.get_future();
+  REQUIRE(name.wait_for(20s) == std::future_status::ready);
+  CHECK(name.get() == "worker1");
 }
 
 TEST_CASE("in a group that grows, workers are admitted and expelled") {
