@@ -36,6 +36,41 @@ TEST_CASE("a request is answered by the handler of its kind") {
   CHECK(caller == group[0].self());
 }
 
+TEST_CASE("an observer sees each request once, on both sides, whichever thread serves it") {
+  struct Counts final : CallObserver {
+    std::atomic<int> made = 0, served = 0, ended = 0;
+    Note onRequest(WorkerId, const Message&) override {
+      ++made;
+      return {.number = 1};
+    }
+    void onServe(const Request&, const Responder& responder) override {
+      ++served;
+      responder.observe(*this, {.number = 2});
+    }
+    void onReply(const Note&, const Result<Message>&) override { ++ended; }
+  };
+  Counts caller, callee;
+  LoopbackGroup group({});
+  group[0].observeCalls(caller);
+  group[1].observeCalls(callee);
+  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool, Messenger::Where::kStrand);
+  const bool loop_first = where == Messenger::Where::kPool && GENERATE(true, false);
+  const bool answers = GENERATE(true, false);
+  group[1].on(kCall, where, echo);
+  if (loop_first) {
+    group[1].onLoopFirst(kCall, [&](const Request& request, const Responder& responder) {
+      if (answers) responder.reply(message(Kind::kReply, request.message.payload));
+      return answers;
+    });
+  }
+  group.start();
+  Pending pending;
+  group[0].request(1, message(kCall, "hello"), 10s, pending.handler());
+  CHECK(pending.get().take().payload == "hello");
+  CHECK((caller.made == 1 && caller.served == 0 && caller.ended == 1));
+  CHECK((callee.made == 0 && callee.served == 1 && callee.ended == 1));
+}
+
 TEST_CASE("a call to oneself is served with copies of its tensors") {
   LoopbackGroup group({.size = 1});
   at::Tensor seen;
