@@ -314,6 +314,23 @@ TEST_CASE("a reply that cannot be sent becomes an error reply") {
   CHECK(errorOf(pending).code() == ErrorCode::kFrameTooLarge);
 }
 
+TEST_CASE("a result that cannot be sent is the callee's error, also of a call to oneself") {
+  LoopbackGroup group({});
+  const int callee = GENERATE(0, 1);
+  group[callee].on(kCall, Messenger::Where::kPool, [](const Request&, const Responder& responder) {
+    auto reply = message(Kind::kReply);
+    reply.tensors = {at::rand({4, 4}).to_mkldnn()};
+    responder.reply(std::move(reply));
+  });
+  group.start();
+  Pending pending;
+  group[0].request(callee, message(kCall), 10s, pending.handler());
+  const auto error = errorOf(pending);
+  CHECK(error.code() == ErrorCode::kSerialization);
+  CHECK(error.origin() == ErrorOrigin::kResult);
+  CHECK(error.worker() == group[callee].self().name);
+}
+
 TEST_CASE("a reply whose link has ended is reported as not sent, with its headers") {
   LoopbackGroup group({});
   HeldRequests holding(1);

@@ -203,6 +203,27 @@ TEST_CASE("a worker is pinged while another source than the call table names it"
   is_outstanding = false;
 }
 
+TEST_CASE("a worker that has only served requests pings the caller that a source names") {
+  Group group;
+  group.drop_pongs = true;
+  std::promise<WorkerInfo> lost;
+  std::atomic<bool> is_named{true};
+  group.agents[2].addOutstanding([&](std::set<WorkerId>& workers) {
+    if (is_named) workers.insert(0);
+  });
+  group.agents[2].onWorkerLost([&](const WorkerInfo& worker) {
+    if (is_named.exchange(false)) lost.set_value(worker);
+  });
+  group.agents.start();
+  Pending call;
+  group.agents[0].request(2, message(kCall), kNoLimit, call.handler());
+  REQUIRE(call.get().ok());
+  for (int i = 0; i < 5; ++i) group.timer->advance(kRound);
+  auto worker = lost.get_future();
+  REQUIRE(worker.wait_for(20s) == std::future_status::ready);
+  CHECK(worker.get().name == "worker0");
+}
+
 TEST_CASE("a reliable request is not sent to a silent worker again") {
   Group group;
   group.drop_pongs = true;
