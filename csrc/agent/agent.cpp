@@ -432,7 +432,7 @@ void Agent::expire() {
     finish(call, error);
     // An attempt of a call that may be repeated is not cancelled: a later one may need its result.
     const bool runs_call = traitsOf(call.kind).operation == Operation::kCall && !call.attempt;
-    if (options_.cancel_on_timeout && runs_call) notifyCallee(call);
+    if (runs_call) notifyCallee(call, options_.cancel_on_timeout ? CancelKind::kStop : CancelKind::kAbandon);
   }
 }
 
@@ -450,13 +450,15 @@ std::string Agent::threadShortage(Duration timeout) const {
 
 // Note [Cancelled calls]
 // A caller that cancels a call ends it on its own side at once, and sends CANCEL behind the request; so does a caller
-// whose call has timed out. A call that has not begun when CANCEL arrives does not run. For one that runs, CANCEL ends
-// the calls that it has made and waits for, and it ends coroutines; a plain function ends sooner only if it checks. It
-// is a hint: the callee may have answered already. So the protocols above do not depend on it: the reply counts as a
-// late one, whose RRefs are released. The callee has no table of the calls that it serves. It makes an entry when
-// CANCEL arrives, or when a function registers a handler, and removes it with the answer. (CANCEL that arrives after
-// the answer is dropped, unless other calls of that caller are unanswered: then its entry stays until the link ends or
-// many other entries have been added.)
+// whose call has timed out. CANCEL says whether the call is to end, or is only abandoned: without cancel_on_timeout a
+// function goes on after a time-out, but nobody has to wait for a future that it has returned. A call that has not
+// begun when CANCEL arrives does not run, unless it is abandoned. For one that runs, CANCEL ends the calls that it has
+// made and waits for, and it ends coroutines; a plain function ends sooner only if it checks. It is a hint: the callee
+// may have answered already. So the protocols above do not depend on it: the reply counts as a late one, whose RRefs
+// are released. The callee has no table of the calls that it serves. It makes an entry when CANCEL arrives, or when a
+// function registers a handler, and removes it with the answer. (CANCEL that arrives after the answer is dropped,
+// unless other calls of that caller are unanswered: then its entry stays until the link ends or many other entries have
+// been added.)
 
 bool Agent::cancel(CallId id) {
   if (!isInItsProcess()) return false;
@@ -464,23 +466,26 @@ bool Agent::cancel(CallId id) {
   if (!call) return false;
   const auto to = worker(call->to);
   finish(*call, Error(ErrorCode::kCancelled, "the call to " + to.name + " was cancelled by its caller", to.name));
-  notifyCallee(*call);
+  notifyCallee(*call, CancelKind::kStop);
   return true;
 }
 
-void Agent::notifyCallee(const CallTable::Call& call) {
-  if (call.to == self().id) return cancelServed({0, call.id});
+void Agent::notifyCallee(const CallTable::Call& call, CancelKind kind) {
+  if (call.to == self().id) return cancelServed({0, call.id}, kind);
   for (const auto& link : connections_.links()) {
     if (link->id() != call.link) continue;
     std::string payload;
-    Writer(payload).put(call.id);
+    Writer writer(payload);
+    writer.put(call.id);
+    writer.put(kind);
     // Sent as a call, so that it does not overtake a call that is held back.
     link->sendCall(
         calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
   }
 }
 
-void Agent::cancelServed(const ServedId& id) {
+void Agent::cancelServed(const ServedId& id, CancelKind kind) {
+  if (kind == CancelKind::kAbandon) return cancelled_.cancel(id, kind);
   const auto made = calls_.madeFor(id);  // before the function is told: it may make calls to clean up
   cancelled_.cancel(id);
   for (const auto call : made) cancel(call);
@@ -490,8 +495,10 @@ void Agent::onCancel(Link& link, Frame frame) try {
   const auto message = decodeFrame(std::move(frame), options_.limits);
   Reader reader(message.payload);
   const auto id = reader.get<CallId>();
+  const auto kind = reader.get<uint8_t>();
   reader.expectEnd();
-  if (id != 0 && link.hasUnanswered()) cancelServed({link.id(), id});
+  if (kind > static_cast<uint8_t>(CancelKind::kAbandon)) throw Error(ErrorCode::kProtocol, "an unknown kind of CANCEL");
+  if (id != 0 && link.hasUnanswered()) cancelServed({link.id(), id}, static_cast<CancelKind>(kind));
 } catch (const Error& error) {
   onMalformed(link, Kind::kCancel, error);
 }
@@ -502,8 +509,8 @@ bool Agent::isCancelled(const ServedId& id) const {
   return id.link != 0 && !connections_.isOpen(id.link);
 }
 
-bool Agent::onCancelled(const ServedId& id, CancelledCalls::Handler handler) {
-  if (!cancelled_.onCancelled(id, std::move(handler))) return false;
+bool Agent::onCancelled(const ServedId& id, CancelledCalls::Handler handler, CancelKind kind) {
+  if (!cancelled_.onCancelled(id, std::move(handler), kind)) return false;
   if (id.link != 0 && !connections_.isOpen(id.link)) cancelled_.loseLink(id.link);
   return true;
 }

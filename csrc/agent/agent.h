@@ -53,7 +53,7 @@ class Agent final : public Messenger, public ServerCall::Answerer {
     size_t threads = kDefaultThreads;
     size_t max_threads = ThreadPool::Options().max_size;  ///< includes the threads that are blocked in calls
     bool propagate_deadlines = false;                     ///< requests carry their deadline
-    bool cancel_on_timeout = true;                        ///< a call that times out here is cancelled on its callee
+    bool cancel_on_timeout = true;  ///< a call that times out here is cancelled on its callee, and not only abandoned
     /// A worker with outstanding requests counts as lost after this time of silence; kNoLimit: never.
     Duration liveness = kNoLimit;
     /// The limit on the bytes of calls that wait for a thread here, and on the bytes of replies that wait to be sent to
@@ -160,9 +160,10 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   bool cancel(CallId id);
   /// Whether the caller of a request that is served here has cancelled it, no longer waits for it, or is lost.
   bool isCancelled(const ServedId& id) const;
-  /// Has `handler` called if the caller cancels the request or is lost before the request is answered: on any thread,
-  /// often on the loop. Returns false, and does not call it, if the caller has cancelled the request already.
-  bool onCancelled(const ServedId& id, CancelledCalls::Handler handler);
+  /// Has `handler` called if the caller cancels the request or is lost before the request is answered, and with
+  /// kAbandon also if it does not wait any more: on any thread, often on the loop. Returns false, and does not call it,
+  /// if that has happened already.
+  bool onCancelled(const ServedId& id, CancelledCalls::Handler handler, CancelKind kind = CancelKind::kStop);
 
   /// Whether there are outstanding requests.
   bool hasOutstandingRequests() const { return calls_.size() > 0; }
@@ -305,9 +306,9 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   void onStarted(Link& link, Frame frame);
   void onCancel(Link& link, Frame frame);
   /// Tells the callee of a call that has been taken out of the table that nobody waits for its result.
-  void notifyCallee(const CallTable::Call& call);
-  /// Cancels a call that is served here, and the calls that were made for it.
-  void cancelServed(const ServedId& id);
+  void notifyCallee(const CallTable::Call& call, CancelKind kind);
+  /// Cancels a call that is served here, and the calls that were made for it; with kAbandon, notes that nobody waits.
+  void cancelServed(const ServedId& id, CancelKind kind);
   /// Serves an INSPECT of an observer.
   void onInspect(const std::shared_ptr<Link>& link, Frame frame);
   /// Takes the call of a peer's reply out of the table and completes it. Counts late, repeated and foreign replies.

@@ -1,24 +1,33 @@
 #include "agent/cancelled_calls.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
 namespace torchrpc {
 
 namespace {
-void callAll(const std::vector<CancelledCalls::Handler>& handlers) {
+using Handlers = std::vector<CancelledCalls::Handler>;
+
+void callAll(const Handlers& handlers) {
   for (const auto& handler : handlers) handler();
 }
+
+void moveTo(Handlers& to, Handlers& from) { std::ranges::move(std::exchange(from, {}), std::back_inserter(to)); }
 }  // namespace
 
-void CancelledCalls::cancel(ServedId id) {
-  std::vector<Handler> handlers;
+void CancelledCalls::cancel(ServedId id, CancelKind kind) {
+  Handlers handlers;
   {
     MutexLock lock(mutex_);
     makeRoom(id.link);
     auto& entry = entries_[id];
-    entry.is_cancelled = true;
-    handlers.swap(entry.handlers);
+    entry.is_abandoned = true;
+    moveTo(handlers, entry.abandon_handlers);
+    if (kind == CancelKind::kStop) {
+      entry.is_cancelled = true;
+      moveTo(handlers, entry.handlers);
+    }
     updateSize();
   }
   callAll(handlers);
@@ -27,17 +36,18 @@ void CancelledCalls::cancel(ServedId id) {
 void CancelledCalls::makeRoom(uint64_t link) {
   if (entries_.size() < kMost) return;
   for (auto it = entries_.lower_bound({link, 0}); it != entries_.end() && it->first.link == link; ++it) {
-    if (it->second.handlers.empty()) return void(entries_.erase(it));
+    if (!it->second.hasHandlers()) return void(entries_.erase(it));
   }
 }
 
 void CancelledCalls::loseLink(uint64_t link) {
   if (size() == 0) return;
-  std::vector<Handler> handlers;
+  Handlers handlers;
   {
     MutexLock lock(mutex_);
     for (auto it = entries_.lower_bound({link, 0}); it != entries_.end() && it->first.link == link;) {
-      std::move(it->second.handlers.begin(), it->second.handlers.end(), std::back_inserter(handlers));
+      moveTo(handlers, it->second.handlers);
+      moveTo(handlers, it->second.abandon_handlers);
       it = entries_.erase(it);
     }
     updateSize();
@@ -45,13 +55,15 @@ void CancelledCalls::loseLink(uint64_t link) {
   callAll(handlers);
 }
 
-bool CancelledCalls::onCancelled(ServedId id, Handler handler) {
+bool CancelledCalls::onCancelled(ServedId id, Handler handler, CancelKind kind) {
   if (id.call == 0) return true;
   MutexLock lock(mutex_);
   auto& entry = entries_[id];
   updateSize();
-  if (!entry.is_cancelled) entry.handlers.push_back(std::move(handler));
-  return !entry.is_cancelled;
+  const bool is_abandon = kind == CancelKind::kAbandon;
+  if (is_abandon ? entry.is_abandoned : entry.is_cancelled) return false;
+  (is_abandon ? entry.abandon_handlers : entry.handlers).push_back(std::move(handler));
+  return true;
 }
 
 bool CancelledCalls::isCancelled(ServedId id) const {

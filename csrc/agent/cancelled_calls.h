@@ -6,6 +6,7 @@
 // Threads: any. Handlers are called under no lock, often on the loop.
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <vector>
@@ -15,19 +16,26 @@
 
 namespace torchrpc {
 
+/// What a caller that does not wait any more wants of its call.
+enum class CancelKind : uint8_t {
+  kStop = 0,     ///< that the function ends as soon as it can, and the calls that it has made
+  kAbandon = 1,  ///< nothing: the function goes on, but nobody takes its result
+};
+
 class CancelledCalls {
  public:
   using Handler = std::function<void()>;
   /// The limit on entries. Beyond it, cancel() removes the oldest entry of the same link that has no handlers.
   static constexpr size_t kMost = 4096;
 
-  /// Marks a call, which has not been answered, as cancelled by its caller, and calls its handlers.
-  void cancel(ServedId id);
+  /// Marks a call, which has not been answered, as cancelled or abandoned by its caller, and calls its handlers of that
+  /// kind. To cancel includes to abandon.
+  void cancel(ServedId id, CancelKind kind = CancelKind::kStop);
   /// Calls the handlers of the calls that have arrived over a link that has ended, and removes their entries.
   void loseLink(uint64_t link);
-  /// Has `handler` called if the call is cancelled before it is answered. Returns false, and does not call it, if the
-  /// call is cancelled already.
-  bool onCancelled(ServedId id, Handler handler);
+  /// Has `handler` called if the call is cancelled before it is answered; with kAbandon, also if it is abandoned.
+  /// Returns false, and does not call it, if that has happened already.
+  bool onCancelled(ServedId id, Handler handler, CancelKind kind = CancelKind::kStop);
   bool isCancelled(ServedId id) const;
   /// Removes the entry of a call that has been answered.
   void onAnswered(ServedId id);
@@ -37,7 +45,11 @@ class CancelledCalls {
  private:
   struct Entry {
     bool is_cancelled = false;
-    std::vector<Handler> handlers{};
+    bool is_abandoned = false;
+    std::vector<Handler> handlers{};          ///< of kStop
+    std::vector<Handler> abandon_handlers{};  ///< of kAbandon
+
+    bool hasHandlers() const { return !handlers.empty() || !abandon_handlers.empty(); }
   };
   void makeRoom(uint64_t link) TORCHRPC_REQUIRES(mutex_);
   void updateSize() TORCHRPC_REQUIRES(mutex_) { size_.store(entries_.size()); }

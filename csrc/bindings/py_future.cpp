@@ -485,14 +485,31 @@ py::list waitForValues(const py::sequence& objects) {
 
 }  // namespace
 
-void whenDone(const py::object& object, DoneHandler done) {
-  const auto wrapper = unwrap(object);
+namespace {
+
+Wrapped requireFuture(const py::object& object) {
+  auto wrapper = unwrap(object);
   if (!wrapper) throw std::invalid_argument("not a torch.futures.Future");
+  return wrapper;
+}
+
+}  // namespace
+
+bool isComplete(const py::object& future) { return requireFuture(future)->fut->completed(); }
+
+void whenDone(const py::object& object, DoneHandler done) {
+  const auto wrapper = requireFuture(object);
   markSeen(wrapper);
   py::gil_scoped_release no_gil;
-  wrapper->fut->addCallback([wrapper, done = std::move(done)](c10::ivalue::Future& /*future*/) {
+  // No reference to the wrapper, which would keep the future alive that owns this callback. set_exception() changes
+  // the `unwrap_func` of a wrapper that the program still has.
+  wrapper->fut->addCallback([weak = std::weak_ptr(wrapper), check = wrapper->unwrap_func,
+                             done = std::move(done)](c10::ivalue::Future& future) {
     const AcquireGil gil;
-    done([&] { return wrapper->value(); });
+    done([&] {
+      if (const auto wrapper = weak.lock()) return wrapper->value();
+      return PythonFutureWrapper(FuturePtr::unsafe_reclaim_from_nonowning(&future), check).value();
+    });
   });
 }
 

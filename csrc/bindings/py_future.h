@@ -49,8 +49,12 @@ py::object waitForReply(
     const std::shared_ptr<Node>& node, const WorkerInfo& callee,
     const std::function<void(Messenger::ReplyHandler)>& start);
 
+/// Throws std::invalid_argument if `future` is no torch Future.
+bool isComplete(const py::object& future);
+
 /// Calls `done` once the torch Future is complete, on the thread that completes it, with the GIL held. The argument
-/// `value` returns the future's value or throws its exception. Throws std::invalid_argument if `future` is no Future.
+/// `value` returns the future's value or throws its exception. Destroys `done` without a call if the future is
+/// destroyed before it is complete. Throws std::invalid_argument if `future` is no Future.
 using DoneHandler = std::function<void(const std::function<py::object()>& value)>;
 void whenDone(const py::object& future, DoneHandler done);
 

@@ -104,6 +104,39 @@ void letGo(Message& reply, py::object& result) {
   result = py::none();
 }
 
+/// A call whose function has returned a future. It is answered once: with the future's result, or with an error if the
+/// future is destroyed before it has one, or if the caller does not wait any more. Otherwise the end of the group would
+/// wait for ever for a future that nobody completes.
+class AwaitedResult {
+ public:
+  using Fail = std::function<void(Error)>;
+  AwaitedResult(std::shared_ptr<Node> node, Fail fail) : node_(std::move(node)), fail_(std::move(fail)) {}
+  ~AwaitedResult() {
+    const auto& self = node_->self();
+    failWith(
+        {ErrorCode::kUserException,
+         "On " + toString(self) + ":\nThe future that the function returned was destroyed before it had a result: " +
+             "keep a reference to it until set_result() or set_exception() is called.",
+         self.name});
+  }
+  AwaitedResult(const AwaitedResult&) = delete;
+  AwaitedResult& operator=(const AwaitedResult&) = delete;
+
+  /// Returns true to the one that has to answer the call.
+  bool takeTurn() { return !is_answered_.exchange(true); }
+  /// Any thread, with or without the GIL.
+  void failWith(Error error) {
+    if (takeTurn()) node_->agent().post([fail = fail_, error = std::move(error)] { fail(error); });
+  }
+  Node& node() const { return *node_; }
+  const Fail& fail() const { return fail_; }
+
+ private:
+  const std::shared_ptr<Node> node_;
+  const Fail fail_;
+  std::atomic<bool> is_answered_{false};
+};
+
 class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
@@ -119,23 +152,23 @@ class PythonRunner final : public CallableRunner {
           const ReleaseGilIfLarge gil(reply);
           responder.reply(std::move(reply));
         },
-        [responder](Error error) { responder.fail(std::move(error)); });
+        [responder](Error error) { responder.fail(std::move(error)); }, /*ends_with_caller=*/true);
   }
 
   void evaluate(Invocation&& invocation, ValueHandler done) override {
     run(
         invocation, [done](Node&, const WorkerInfo&, py::object value) { done(toValue(value)); },  // NOLINT
-        [done](Error error) { done(std::move(error)); });
+        [done](Error error) { done(std::move(error)); }, /*ends_with_caller=*/false);
   }
 
  private:
   using Succeed = std::function<void(Node&, const WorkerInfo& to, py::object value)>;
-  using Fail = std::function<void(Error)>;
+  using Fail = AwaitedResult::Fail;
 
   /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without the GIL. They are templates, because a
-  /// std::function allocates.
+  /// std::function allocates. `ends_with_caller`: the result is of no use when the caller does not wait any more.
   template <typename Succeeded, typename Failed>
-  void run(Invocation& invocation, const Succeeded& succeed, const Failed& fail) {
+  void run(Invocation& invocation, const Succeeded& succeed, const Failed& fail, bool ends_with_caller) {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
     guarded(node->self(), invocation.from, fail, [&] {
@@ -152,7 +185,8 @@ class PythonRunner final : public CallableRunner {
           if (node->usesDevices()) call.args = py::tuple(), call.kwargs = py::dict();
           return succeed(*node, invocation.from, std::move(value));
         }
-        follow(node, invocation.from, future, succeed, fail);
+        const bool is_coroutine = PyCoro_CheckExact(value.ptr());  // which is cancelled itself
+        follow(node, invocation, future, succeed, fail, ends_with_caller && !is_coroutine);
       } catch (const py::error_already_set& raised) {
         if (invocation.audit) recordRefusal(*invocation.audit, raised, node->self());
         throw;
@@ -178,17 +212,34 @@ class PythonRunner final : public CallableRunner {
 
   /// Calls `succeed` with the result of the future that the function has returned.
   static void follow(
-      const std::shared_ptr<Node>& node, const WorkerInfo& from, const py::object& future, Succeed succeed,
-      const Fail& fail) {
+      const std::shared_ptr<Node>& node, const Invocation& invocation, const py::object& future, Succeed succeed,
+      const Fail& fail, bool ends_with_caller) {
+    const auto awaited = std::make_shared<AwaitedResult>(node, fail);
     try {
-      whenDone(future, [node, from, succeed = std::move(succeed), fail](const std::function<py::object()>& value) {
-        guardedWithGil(node->self(), from, fail, [&] { succeed(*node, from, value()); });
-      });
+      if (ends_with_caller && !isComplete(future)) failOnCancellation(awaited, invocation.id);
+      whenDone(
+          future,
+          [awaited, from = invocation.from, succeed = std::move(succeed)](const std::function<py::object()>& value) {
+            if (!awaited->takeTurn()) return;
+            auto& node = awaited->node();
+            guardedWithGil(node.self(), from, awaited->fail(), [&] { succeed(node, from, value()); });
+          });
     } catch (const std::invalid_argument&) {
+      awaited->takeTurn();  // the exception answers the call
       throw std::runtime_error(
           "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got " +
           py::cast<std::string>(py::repr(py::type::of(future))));
     }
+  }
+
+  static void failOnCancellation(const std::shared_ptr<AwaitedResult>& awaited, const ServedId& id) {
+    // Weak, because the handler is kept until the call is answered, and must not keep the future's destruction from
+    // answering it.
+    const auto cancel = [weak = std::weak_ptr(awaited)] {
+      const auto waiting = weak.lock();
+      if (waiting) waiting->failWith({ErrorCode::kCancelled, "the caller does not wait any more"});
+    };
+    if (!awaited->node().agent().onCancelled(id, cancel, CancelKind::kAbandon)) cancel();
   }
 
   template <typename Failed, typename Body>

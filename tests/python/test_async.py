@@ -91,6 +91,19 @@ def test_the_caller_gets_the_error_of_the_future(call):
         call("worker1", fail_at_once)
 
 
+@rpc.functions.async_execution
+def forget_the_future():
+    return torch.futures.Future()
+
+
+def test_a_future_that_is_destroyed_without_a_result_is_an_error():
+    text = "On WorkerInfo.*worker1.*The future that the function returned was destroyed before it had a result"
+    with pytest.raises(RuntimeError, match=f"(?s){text}"):
+        rpc.rpc_sync("worker1", forget_the_future)
+    with pytest.raises(RuntimeError, match=f"(?s){text}"):
+        rpc.remote("worker1", forget_the_future).to_here()
+
+
 @each_mode
 def test_a_function_that_returns_no_future_is_an_error(call):
     with pytest.raises(

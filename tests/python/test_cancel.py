@@ -277,3 +277,41 @@ def test_a_time_out_cancels_unless_torch_is_replaced_or_the_program_says_no(
         monkeypatch.setenv("TORCHRPC_REPLACE", "1")  # read when the new processes import torch
     options = {**options, "init_method": f"file://{tmp_path}/store"}
     assert run_ranks(time_out, 2, options, init=False, start_method="spawn", timeout=100)[0] == [expected]
+
+
+kept_futures = []
+
+
+@rpc.functions.async_execution
+def never_complete():
+    kept_futures.append(torch.futures.Future())
+    return kept_futures[-1]
+
+
+def complete_too_late():
+    kept_futures.pop().set_result("late")
+
+
+def time_out_and_leave(rank, options):
+    rpc.init_rpc(
+        f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=rpc.TensorPipeRpcBackendOptions(**options)
+    )
+    if rank == 0:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="more than set timeout"):
+                rpc.rpc_sync("worker1", never_complete, timeout=0.2)
+        rpc.rpc_sync("worker1", complete_too_late)  # has no effect on the call
+    start = time.monotonic()
+    rpc.shutdown()
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("options", "replaced"), [({}, False), ({"cancel_on_timeout": False}, False), ({}, True)], ids=str
+)
+def test_the_end_does_not_wait_for_a_future_for_which_no_caller_waits(options, replaced, tmp_path, monkeypatch):
+    if replaced:
+        monkeypatch.setenv("TORCHRPC_REPLACE", "1")  # read when the new processes import torch
+    options = {**options, "init_method": f"file://{tmp_path}/store"}
+    ended = run_ranks(time_out_and_leave, 2, options, init=False, start_method="spawn", timeout=100)
+    assert max(ended) < 10  # it would wait for ever

@@ -29,10 +29,12 @@ def async_execution(fn: "Callable[_P, Future[_T]]") -> AsyncFunction[_P, _T]:
 
     The callee's thread is free as soon as the function returns. The thread that completes the future sends the reply.
     Apply `staticmethod` or `classmethod` outside of this decorator. It works for `rpc_sync`, `rpc_async`, `remote` and
-    for the proxies of an RRef.
+    for the proxies of an RRef. When the caller does not wait any more, because of a time-out for example, nobody needs
+    the future's value: the future stays as it is, and `shutdown` does not wait for it.
 
     Raises (at the caller):
-        RuntimeError: the function returned something that is not a future.
+        RuntimeError: the function returned something that is not a future, or a future that was destroyed before it had
+            a result.
 
     Example:
         >>> @rpc.functions.async_execution

@@ -237,6 +237,27 @@ TEST_CASE("a callee learns that its caller has cancelled a request, or is lost")
   kept = Responder();
 }
 
+TEST_CASE("a call that times out is cancelled on its callee, or only abandoned") {
+  const bool is_cancelled = GENERATE(true, false);
+  LoopbackGroup group({.cancel_on_timeout = is_cancelled});
+  std::promise<ServedId> arrived;
+  Responder kept;
+  std::atomic<bool> is_abandoned{false};
+  group[1].on(kCall, Messenger::Where::kPool, [&](const Request& request, const Responder& responder) {
+    kept = responder;
+    group[1].onCancelled(request.id(), [&] { is_abandoned = true; }, CancelKind::kAbandon);
+    arrived.set_value(request.id());
+  });
+  group.start();
+  Pending call;
+  group[0].request(1, message(kCall), 200ms, call.handler());
+  CHECK(errorOf(call).code() == ErrorCode::kTimeout);
+  const auto served = arrived.get_future().get();
+  CHECK(eventually([&] { return is_abandoned.load(); }));
+  CHECK(group[1].isCancelled(served) == is_cancelled);
+  kept = Responder();
+}
+
 TEST_CASE("the loss of a worker fails the calls to it, with its name, and no others") {
   LoopbackGroup group({.size = 3});
   HeldRequests holding(2);

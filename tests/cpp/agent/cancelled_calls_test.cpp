@@ -21,6 +21,28 @@ TEST_CASE("a handler is called once, by the cancellation of its own call", "[can
   CHECK(told == 1);
 }
 
+TEST_CASE("a call that is abandoned is not cancelled, and one that is cancelled is abandoned", "[cancelled]") {
+  CancelledCalls calls;
+  int cancelled = 0, abandoned = 0;
+  for (const CallId call : {7, 8}) {
+    calls.onCancelled({1, call}, [&] { ++cancelled; });
+    calls.onCancelled({1, call}, [&] { ++abandoned; }, CancelKind::kAbandon);
+  }
+  calls.cancel({1, 7}, CancelKind::kAbandon);
+  CHECK((cancelled == 0 && abandoned == 1));
+  CHECK_FALSE(calls.isCancelled({1, 7}));
+  CHECK(calls.onCancelled({1, 7}, [] {}));
+  CHECK_FALSE(calls.onCancelled({1, 7}, [&] { ++abandoned; }, CancelKind::kAbandon));
+  calls.cancel({1, 7});
+  CHECK((cancelled == 1 && abandoned == 1));
+  calls.cancel({1, 8});
+  CHECK((cancelled == 2 && abandoned == 2));
+  CHECK(calls.isCancelled({1, 8}));
+  calls.onCancelled({2, 1}, [&] { ++abandoned; }, CancelKind::kAbandon);
+  calls.loseLink(2);
+  CHECK(abandoned == 3);
+}
+
 TEST_CASE("an answered call has no entry any more", "[cancelled]") {
   CancelledCalls calls;
   int told = 0;

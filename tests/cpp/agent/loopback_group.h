@@ -31,6 +31,7 @@ class LoopbackGroup {
     Duration liveness = kNoLimit;
     int32_t world_size = 0;  ///< 0: the group grows
     bool propagate_deadlines = false;
+    bool cancel_on_timeout = true;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     std::function<std::optional<PeerIdentity>(int id)> identity{};  ///< what an agent proves; empty: nothing
     std::vector<QuotaRule> callee_quotas{};                         ///< of worker1
@@ -83,6 +84,7 @@ class LoopbackGroup {
             .threads = options_.threads,
             .max_threads = options_.max_threads,
             .propagate_deadlines = options_.propagate_deadlines,
+            .cancel_on_timeout = options_.cancel_on_timeout,
             .liveness = options_.liveness,
             .max_queued_bytes = options_.max_queued_bytes,
             .limits = id == 1 ? options_.callee_limits.value_or(options_.limits) : options_.limits,

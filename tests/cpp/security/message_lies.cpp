@@ -211,6 +211,7 @@ bool LieMaker::foreignCall() {
   if (message.kind == Kind::kStarted) out.put(dice_.number());
   const auto calls = known_.awaited(static_cast<WorkerId>(dice_.below(kHonestWorkers)));
   for (auto n = 1 + dice_.below(2); n > 0; --n) out.put(calls.empty() ? dice_.number() : dice_.any(calls));
+  if (message.kind == Kind::kCancel) out.put(static_cast<uint8_t>(dice_.below(3)));
   return say(message);
 }
 
