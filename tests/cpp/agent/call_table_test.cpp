@@ -31,6 +31,19 @@ TEST_CASE("a call is taken once") {
   CHECK(table.size() == 0);
 }
 
+TEST_CASE("a table that is full has no capacity until a call is taken or the table is closed") {
+  CallTable table;
+  CHECK(table.waitForCapacity(0s));
+  const auto id = table.nextId();
+  CallTable::Call large{.to = 1, .bytes = size_t{1} << 31};
+  bool needs_timer = false;
+  REQUIRE(table.add(id, large, needs_timer));
+  CHECK_FALSE(table.waitForCapacity(1ms));
+  const bool closes = GENERATE(true, false);
+  std::jthread makes_room([&] { closes ? void(table.close()) : void(table.take(id)); });
+  CHECK(table.waitForCapacity(20s));
+}
+
 TEST_CASE("a timer is needed for a deadline that is earlier than all before it, and for no other") {
   CallTable table;
   bool needs_timer = false;

@@ -92,6 +92,8 @@ TEST_CASE("the second worker of a rank reports it") {
 TEST_CASE("the error of a wait has the ranks that are missing") {
   const auto outcomes = meet({record(1, 4)}, 100ms);
   CHECK_THAT(outcomes[0], Catch::Contains("worker1 (rank 1)") && Catch::Contains("missing: rank 0, 2, 3"));
+  const auto of_leader = meet({record(0, 4), record(1, 4)}, 100ms);
+  CHECK_THAT(of_leader[0], Catch::Contains("worker0 (rank 0)") && Catch::Contains("missing: rank 2"));
 }
 
 TEST_CASE("workers join a group that grows, and leave it") {
@@ -547,6 +549,7 @@ TEST_CASE("a place is not taken from a worker that is alive, nor in a group that
   CHECK_FALSE(Rendezvous(store, moved(record(2, 4))).takePlace(10s, only({0})));
   CHECK_FALSE(hasEnded(*store));
   CHECK_FALSE(Rendezvous(store, moved(record(2, 3))).takePlace(10s, dead));
+  CHECK_FALSE(Rendezvous(store, moved(record(2, 3))).takePlace(100ms, alive));  // its former worker is about to end
   CHECK(hasEnded(*store));
   CHECK_FALSE(Rendezvous(store, moved(record(2, 3))).takePlace(10s, only({0})));
 }

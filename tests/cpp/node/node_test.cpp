@@ -410,6 +410,9 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
   });
   CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
   const auto former = stays->agent().incarnation(1);
+  const auto restorable = std::static_pointer_cast<UserRRef>(stays->rrefs().remote(
+      ends->self(), addition(at::ones({1}), at::ones({1}), Kind::kBuiltinRemote), 20s, /*is_restorable=*/true));
+  CHECK(fetch(*stays, restorable).toTensor().item<double>() == 2);
   ends.reset();
   const auto again = make(1, true);
   REQUIRE(again->takePlace());
@@ -419,6 +422,12 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
   CHECK(stays->livingWorkers().size() == 2);
   CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
   CHECK(call(*again, 0, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
+  std::promise<Status> restored;
+  restorable->whenConfirmed([&](const Status& failure) { restored.set_value(failure); });
+  auto outcome = restored.get_future();
+  REQUIRE(outcome.wait_for(20s) == std::future_status::ready);
+  CHECK_FALSE(outcome.get());
+  CHECK(fetch(*stays, restorable).toTensor().item<double>() == 2);
 }
 
 namespace {

@@ -41,3 +41,21 @@ TEST_CASE("waiting for a value ends with its timeout") {
     CHECK(error.code() == ErrorCode::kTimeout);
   }
 }
+
+TEST_CASE("liveness watches the owners of what a worker holds, and the holders of what it owns") {
+  SimGroup group(3);
+  const auto watched = [&](WorkerId id) {
+    std::set<WorkerId> workers;
+    group[id].rrefs().addOutstanding(workers);
+    return workers;
+  };
+  auto rref = group[0].remote(1);
+  group.network.drain();
+  CHECK(watched(0) == std::set<WorkerId>{1});
+  CHECK(watched(1) == std::set<WorkerId>{0});
+  CHECK(watched(2).empty());
+  rref.reset();
+  group.network.drain();
+  CHECK(watched(0).empty());
+  CHECK(watched(1).empty());
+}
