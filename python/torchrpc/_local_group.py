@@ -31,6 +31,7 @@ class LocalGroup:
     ) -> None:
         import torch
 
+        import torchrpc.rpc as rpc
         from torchrpc._C import _MAX_WORLD_SIZE
         from torchrpc.rpc._calls.checks import check_count, check_seconds
 
@@ -55,13 +56,22 @@ class LocalGroup:
             with self._processes.watch():
                 join_group(0, world_size, url, **options)
             _open_groups.add(self)
+            rpc.api._end_started_workers = self._tell_to_end
         except BaseException as error:
             self._end(type(error))
             raise
 
+    def _tell_to_end(self) -> None:
+        if self._processes is not None and os.getpid() == self._pid:
+            self._processes.end(self._timeout)
+
     def _end(self, kind: Any) -> None:
+        import torchrpc.rpc as rpc
+
         processes, self._processes = self._processes, None
         _open_groups.discard(self)
+        if rpc.api._end_started_workers == self._tell_to_end:
+            rpc.api._end_started_workers = None
         if processes is not None:
             processes.__exit__(kind)
         self._remove_folder()
@@ -78,7 +88,7 @@ class LocalGroup:
             return
         kind: Any = RankError
         try:
-            self._processes.end(self._timeout)
+            self._tell_to_end()
             try:
                 if rpc._is_current_rpc_agent_set():  # the program may have shut it down
                     rpc.shutdown(timeout=self._timeout)

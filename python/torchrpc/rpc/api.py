@@ -52,6 +52,7 @@ from ._group.rendezvous import mark_formed, shorten_end_of_store
 from ._group.shutdown import (
     EXIT_ANSWER_S,
     EXIT_GRACE_S,
+    EndTurn,
     answer_served_calls,
     end_static_group,
     let_lost_workers_exit_first,
@@ -321,9 +322,10 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     From now on, calls that other threads of this process make raise `ShutdownError`, except in functions that serve
     other workers and in callbacks of futures. This worker is shut down even if `shutdown` raises an error, unless the
-    thread serves a call: then `shutdown` only raises the RpcError. Only one thread may call it. It does not wait for a
+    thread serves a call: then `shutdown` only raises the RpcError. While it runs, a second call by another thread waits
+    for the first one and returns, and one by a signal handler of its thread returns at once. It does not wait for a
     lost worker (see the option `liveness_timeout`), but it waits for a busy one, without a limit unless `timeout` is
-    given.
+    given. In the process that has started a `torchrpc.local_group`, it has the other workers end, too.
     """
     if _serves_call() or on_event_loop():
         raise RpcError(
@@ -332,7 +334,23 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         )
     check_seconds(timeout, "0: no limit.")
     deadline = time.monotonic() + (timeout or math.inf)
+    if not _end_turn.take(deadline):
+        return
+    try:
+        _shut_down(graceful, deadline)
+    finally:
+        _end_turn.give_back()
+
+
+_end_turn = EndTurn()
+# Set by a local_group in the process that has started its workers: has them end, which they do not without being told.
+_end_started_workers: Callable[[], None] | None = None
+
+
+def _shut_down(graceful: bool, deadline: float) -> None:
     agent = _get_current_rpc_agent()
+    if graceful and _end_started_workers is not None:
+        _end_started_workers()
     if isinstance(agent, TensorPipeAgent):
         agent._refuse_own_calls()
     try:

@@ -6,6 +6,8 @@ Runs on the thread that calls `shutdown`, or at the exit of the process. It gets
 
 import concurrent.futures
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,40 @@ _MOST_DESCRIBED = 16  # workers that the error of a time-out describes
 _REPORT_S = 0.5  # how long they have to tell what they do
 _END_CHECK_S = 0.02  # between two looks at whether a worker has ended
 _SIGNAL_CHECK_S = 0.1  # between two chances for Python to run signal handlers while the agent stops
+
+
+class EndTurn:
+    """Lets one thread shut down, although a signal handler or another thread may ask for it meanwhile. Any thread."""
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._is_taken = False
+
+    def take(self, deadline: float) -> bool:
+        """Return whether the caller has to do it, and then to give the turn back. False: another thread has done it, or
+        this thread is doing it and runs a signal handler.
+
+        Raises:
+            RpcTimeoutError: another thread has not done it by the deadline, a time of time.monotonic().
+        """
+        is_first = self._lock.acquire(blocking=False)
+        if not is_first:
+            left = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+            if not self._lock.acquire(timeout=left):
+                raise RpcTimeoutError("shutdown() on another thread has not returned within the time-out of this one.")
+        if is_first and not self._is_taken:
+            self._is_taken = True
+            return True
+        self._lock.release()
+        return False
+
+    def give_back(self) -> None:
+        self._is_taken = False
+        self._lock.release()
 
 
 def end_static_group(
