@@ -203,8 +203,18 @@ std::vector<WorkerRecord> Rendezvous::recordsIn(const StorePtr& part, const std:
 void Rendezvous::claimRank() {
   const auto id = self_.info.id;
   const auto mine = encodeRecord(self_);
-  ownRecords().add(fan_in_.seal().seal(recordKey(id), mine));
-  const auto stored = fan_in_.claim(recordKey(id), mine, "a record for worker " + std::to_string(id));
+  const auto key = recordKey(id);
+  const auto sealed = toBytes(fan_in_.seal().seal(key, mine));
+  const auto open = [&](const std::vector<uint8_t>& stored) {
+    return fan_in_.seal().open(
+        key, std::string(stored.begin(), stored.end()), "a record for worker " + std::to_string(id));
+  };
+  auto found = store_->compareSet(key, {}, sealed);
+  // An attempt of this process that has failed has left its record behind.
+  const bool is_own = found != sealed && ownRecords().contains(found);
+  if (is_own && decodeRecord(open(found)).info == self_.info) found = store_->compareSet(key, found, sealed);
+  ownRecords().add({sealed.begin(), sealed.end()});
+  const auto stored = open(found);
   if (stored == mine) return;
   claimKindOfGroup();  // throws if that worker is in a group that grows
   throw Error(

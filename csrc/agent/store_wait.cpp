@@ -121,10 +121,10 @@ std::string dial(const addrinfo& address, Duration timeout) {
 
 /// Repeats `attempt`, which returns why it has failed, until it returns "".
 template <typename Attempt>
-std::string repeat(const std::string& purpose, Duration timeout, const Attempt& attempt) {
+std::string repeat(const std::string& purpose, Duration timeout, bool warns, const Attempt& attempt) {
   const auto start = std::chrono::steady_clock::now();
   const auto deadline = deadlineAfter(timeout, start);
-  bool has_warned = false;
+  bool has_warned = !warns;
   for (Duration pause = kShortestRetryPause;; pause = std::min(2 * pause, kLongestRetryPause)) {
     auto why = attempt(std::min<Duration>(timeUntil(deadline), kLongestDial));
     if (why.empty()) return "";
@@ -141,17 +141,17 @@ std::string repeat(const std::string& purpose, Duration timeout, const Attempt& 
 
 }  // namespace
 
-std::string waitForName(const std::string& host, Duration timeout) {
-  return repeat("for the name of the host where the group meets", timeout, [&](Duration) {
+std::string waitForName(const std::string& host, Duration timeout, bool warns) {
+  return repeat("for the name of the host where the group meets", timeout, warns, [&](Duration) {
     std::string why;
     addressesOf(host, 0, why);
     return why;
   });
 }
 
-std::string waitForStore(const std::string& host, uint16_t port, Duration timeout) {
+std::string waitForStore(const std::string& host, uint16_t port, Duration timeout, bool warns) {
   const auto where = host + ":" + std::to_string(port);
-  return repeat("for a store to answer at " + where, timeout, [&](Duration limit) {
+  return repeat("for a store to answer at " + where, timeout, warns, [&](Duration limit) {
     std::string why;
     const auto addresses = addressesOf(host, port, why);
     for (const auto* each = addresses.get(); each; each = each->ai_next) {

@@ -577,13 +577,15 @@ void bindAgent(py::module_& module) {
       "Record that the group of this part of the store has formed.", no_gil);
   module.def(
       "_wait_for_name",
-      [](const std::string& host, double timeout) { return waitForName(host, durationFromSeconds(timeout)); },
+      [](const std::string& host, double timeout) {
+        return waitForName(host, durationFromSeconds(timeout), /*warns=*/false);
+      },
       py::arg("host"), py::arg("timeout"),
       "Blocks until the name has an address. Why it has none after `timeout` seconds; '' if it has one.", no_gil);
   module.def(
       "_wait_for_store",
       [](const std::string& host, uint16_t port, double timeout) {
-        return waitForStore(host, port, durationFromSeconds(timeout));
+        return waitForStore(host, port, durationFromSeconds(timeout), /*warns=*/false);
       },
       py::arg("host"), py::arg("port"), py::arg("timeout"),
       "Blocks until a store answers there. Why none does after `timeout` seconds; '' if one does.", no_gil);

@@ -29,6 +29,8 @@ PRELOADED = ["torchrpc.testing._preload"]  # what the fork server imports once f
 class RankError(RuntimeError):
     """A process failed; the text has its traceback, or its exit code."""
 
+    __module__ = "torchrpc"
+
 
 def context_of(start_method: str) -> Any:
     """Return the context of multiprocessing. Its fork server, which one process has once, imports PRELOADED."""

@@ -185,10 +185,23 @@ def test_shutdown_in_a_coroutine_is_an_error():
     assert rpc.rpc_sync("worker1", double, (1,)) == 2
 
 
+async def await_a_cancelled_task():
+    task = asyncio.ensure_future(asyncio.sleep(10))
+    task.cancel()
+    await task
+
+
+def test_a_cancellation_of_the_program_is_not_the_end_of_the_worker():
+    with pytest.raises(rpc.CancelledError, match="awaited a task that was cancelled"):
+        rpc.rpc_sync("worker1", await_a_cancelled_task)
+    assert rpc.rpc_sync("worker1", double, (1,)) == 2
+
+
 @pytest.mark.parametrize("function", [leave, leave_now])
 def test_a_function_that_exits_fails_its_call_alone(function):
-    with pytest.raises(RuntimeError, match=r"SystemExit.*enough"):
+    with pytest.raises(rpc.RemoteException, match=r"SystemExit.*enough") as caught:
         rpc.rpc_sync("worker1", function)
+    assert (caught.value.type_name, caught.value.message) == ("builtins.SystemExit", "enough")
     assert rpc.rpc_sync("worker1", double, (1,)) == 2
 
 

@@ -421,3 +421,29 @@ def test_workers_whose_devices_were_refused_may_try_again(tmp_path, kind):
     url = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/growing"
     (growing,) = run_ranks(join_after_refusal, 1, url, None, start_method="forkserver", init=False, timeout=60)
     assert "device map for worker0" in growing[0] and growing[1] == 1
+
+
+NO_DESCRIPTORS = """
+import os, resource, sys, torch, torchrpc.rpc as rpc
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    for descriptor in held[: int(sys.argv[1])]:
+        os.close(descriptor)
+try:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=sys.argv[2])
+    rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
+except rpc.RendezvousError as error:
+    print(error)
+os._exit(0)  # torch's file store ends the process if it cannot open its file
+"""
+
+
+@pytest.mark.parametrize("left", [1, 2, 5])
+def test_init_rpc_without_descriptors_is_an_error_with_the_remedy(run_python, tmp_path, left):
+    done = run_python("-u", "-c", NO_DESCRIPTORS, left, f"file://{tmp_path}/store")
+    assert "Too many open files" in done.stdout and "ulimit -n" in done.stdout

@@ -422,3 +422,17 @@ def test_a_function_of_a_notebook_without_cloudpickle_is_an_error_with_the_rule(
     program = "import sys, torchrpc.rpc as rpc; rpc.init_rpc\ndef late(): pass\n" + textwrap.dedent(IN_A_CELL)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
     assert "worker1 has no late in its module __main__ (which has no file). Install cloudpickle on all" in done.stdout
+
+
+def shut_down_in_the_block():
+    start = time.monotonic()
+    with torchrpc.local_group(2, start_method="fork") as group:
+        assert rpc.rpc_sync("worker1", max, (1, 2)) == 2
+        rpc.shutdown()
+        assert not rpc._is_current_rpc_agent_set()
+    assert repr(group) == "LocalGroup(closed)"
+    return time.monotonic() - start
+
+
+def test_shutdown_in_the_block_ends_all_workers():
+    assert shut_down_in_the_block() < 30  # it would wait for ever for the other worker

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -729,3 +730,30 @@ def test_spawn_shows_the_error_of_the_worker_that_failed_first(run_python, tmp_p
     script.write_text(FIRST_ERROR)
     shown = run_python(script, free_port(), serves_s, check=False).stderr
     assert "ValueError: the cause" in shown and "WorkerLostError" not in shown and "ShutdownError" not in shown
+
+
+def shut_down_twice(rank, graceful, by_signal):
+    join(rank, 2, f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    if rank == 1:
+        rpc.rpc_sync("worker0", is_ending)  # returns when worker0 has entered shutdown()
+    elif by_signal:
+        signal.signal(signal.SIGTERM, lambda *_: rpc.shutdown(graceful=graceful))
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    else:
+        second = threading.Thread(target=rpc.shutdown)
+        threading.Timer(0.2, second.start).start()
+    rpc.shutdown()
+    if rank == 0 and not by_signal:
+        second.join(20)
+        assert not second.is_alive()
+    return "ok"
+
+
+def is_ending():
+    time.sleep(1)  # so that the second shutdown() comes while the first one waits for the caller
+
+
+@pytest.mark.parametrize(("graceful", "by_signal"), [(True, True), (False, True), (True, False)])
+def test_shutdown_may_be_asked_for_again_while_it_runs(graceful, by_signal):
+    results = run_ranks(shut_down_twice, 2, graceful, by_signal, start_method="forkserver", init=False, timeout=60)
+    assert results == ["ok"] * 2

@@ -1,8 +1,13 @@
 #include "transport/native/loop/uv_loop.h"
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <fcntl.h>
 #include <string>
+#include <unistd.h>
 #include <uv.h>
 
 #include "base/error.h"
@@ -69,7 +74,27 @@ UvLoop::Watch UvLoop::after(Duration delay, std::function<void()> callback) {
 
 // ---- the loop ----
 
+namespace {
+
+/// Throws Error(kRendezvous) if the process cannot open as many descriptors as a loop needs. libuv ends the process if
+/// it cannot open those of its signal handling, which the first loop initializes.
+void requireDescriptors() {
+  constexpr int kNeeded = 6;
+  std::array<int, kNeeded> opened{};
+  int count = 0;
+  while (count < kNeeded && (opened.at(count) = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) ++count;
+  const int error = errno;
+  for (int i = 0; i < count; ++i) ::close(opened.at(i));
+  if (count == kNeeded) return;
+  throw Error(
+      ErrorCode::kRendezvous, std::string("the transport's event loop cannot start: ") + std::strerror(error) +
+          ". Close files, or raise the limit: ulimit -n");
+}
+
+}  // namespace
+
 UvLoop::UvLoop(std::function<void()> on_wake) : on_wake_(std::move(on_wake)), state_(std::make_unique<State>()) {
+  requireDescriptors();
   int error = uv_loop_init(&state_->loop);
   if (error == 0) {
     error = uv_async_init(

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import threading
+import traceback
 import types
 from collections.abc import Coroutine, Generator
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 
 from torchrpc import _C
 
-from .._errors import CancelledError, ShutdownError
+from .._errors import CancelledError, RemoteException, ShutdownError
 from .._values.exceptions import text_of
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,20 @@ def _below_this_module(frames: types.TracebackType | None) -> types.TracebackTyp
     return frames
 
 
+def _cancellation() -> Exception:
+    """Return the error of a call whose coroutine was cancelled, but not by its caller."""
+    if _event_loop is None:
+        return ShutdownError("The coroutine was cancelled, because its worker ends.")
+    return CancelledError("The coroutine was cancelled by code of this worker, or awaited a task that was cancelled.")
+
+
+def _exit(exc: BaseException) -> RemoteException:
+    """Return what the caller gets instead of an exception that would end the process."""
+    text, trace = text_of(exc), "".join(traceback.format_tb(_below_this_module(exc.__traceback__)))
+    name = f"{type(exc).__module__}.{type(exc).__qualname__}"
+    return RemoteException(f"{type(exc).__name__}: {text}", type_name=name, message=text, traceback=trace)
+
+
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> "torch.futures.Future[Any]":
     """Run the coroutine on the event loop, and return a future of its result.
 
@@ -135,13 +150,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> "torch.futures.Future[
             if call.is_cancelled():
                 future.set_exception(CancelledError("The call was cancelled by its caller."))
             else:
-                future.set_exception(ShutdownError("The coroutine was cancelled, for example because its worker ends."))
+                future.set_exception(_cancellation())
             raise
         except Exception as exc:
             # By the type: the state of an exception that another worker has sent may have any attribute.
             future.set_exception(BaseException.with_traceback(exc, _below_this_module(exc.__traceback__)))
         except BaseException as exc:  # sys.exit(), which would end the event loop's thread
-            future.set_exception(RuntimeError(f"{type(exc).__name__}: {text_of(exc)}"))
+            future.set_exception(_exit(exc))
         else:
             future.set_result(result)
 

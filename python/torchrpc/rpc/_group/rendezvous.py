@@ -247,7 +247,8 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     _served_store = None if is_agents else (host, port)
     limit = init_timeout()
     try:
-        with _log_if_slow(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_ASK_DOCTOR}."):
+        awaited = f"{host} to have an address" if serves else f"rank 0 to listen at {host}:{port}"
+        with _log_if_slow(f"rank {rank} waits for {awaited}. {_HOW_TO_MEET} {_ASK_DOCTOR}."):
             _wait_for_meeting_place(host, port, serves)
             return dist.TCPStore(
                 host,
@@ -264,9 +265,10 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     except (RuntimeError, ValueError) as exc:
         if serves:
             text = (
-                f"rank 0 cannot serve the group's store at {host}:{port}: {exc}. Is another worker of rank 0 "
-                f"running (each worker needs a rank of its own), or an earlier run? Choose another MASTER_PORT for all "
-                f"workers if another program has this one. {_ASK_DOCTOR}."
+                f"rank 0 cannot serve the group's store at {host}:{port}: {str(exc).rstrip('.')}. MASTER_ADDR must be "
+                f"an address of this machine. Is another worker of rank 0 running (each worker needs a rank of its "
+                f"own), or an earlier run? Choose another MASTER_PORT for all workers if another program has this one. "
+                f"{_ASK_DOCTOR}."
             )
         else:
             text = (

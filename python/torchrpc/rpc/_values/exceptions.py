@@ -279,7 +279,9 @@ def _rebuild_exception(
 
         def make(message: str, members: list[Exception]) -> Exception:
             if not detail:
-                return RemoteException(text, worker_name, *told)
+                # The text of an operator, or of a C++ function, names no worker.
+                is_named = bool(told) or worker_name in text
+                return RemoteException(text if is_named else f"On {worker_name}: {text}", worker_name, *told)
             try:
                 loaded = _load_detail(detail, allowed)
                 return _make_typed(loaded, text, message, members, most_shown, also_runtime_error)
