@@ -12,8 +12,8 @@
 namespace torchrpc {
 
 /// Waits until the name has an address: names of a cluster may be known only some time after their host has started.
-/// Logs a warning that names the host, once, after ten seconds, if it `warns`. A signal ends the wait. Returns an empty string if the
-/// name has an address, or the reason why it has none when the timeout has passed.
+/// Logs a warning that names the host, once, after ten seconds, if it `warns`. A signal ends the wait. Returns an empty
+/// string if the name has an address, or the reason why it has none when the timeout has passed.
 std::string waitForName(const std::string& host, Duration timeout, bool warns = true);
 
 /// waitForName(), then waits until a TCPStore answers on a connection to the port, which is closed at once.

@@ -186,7 +186,7 @@ def test_shutdown_in_a_coroutine_is_an_error():
 
 
 async def await_a_cancelled_task():
-    task = asyncio.ensure_future(asyncio.sleep(10))
+    task = asyncio.ensure_future(asyncio.sleep(10))  # cancelled before it begins
     task.cancel()
     await task
 

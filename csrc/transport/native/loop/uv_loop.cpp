@@ -87,7 +87,8 @@ void requireDescriptors() {
   for (int i = 0; i < count; ++i) ::close(opened.at(i));
   if (count == kNeeded) return;
   throw Error(
-      ErrorCode::kRendezvous, std::string("the transport's event loop cannot start: ") + std::strerror(error) +
+      ErrorCode::kRendezvous,
+      std::string("the transport's event loop cannot start: ") + std::strerror(error) +
           ". Close files, or raise the limit: ulimit -n");
 }
 
