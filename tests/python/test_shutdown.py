@@ -18,6 +18,7 @@ from waiting import eventually
 import torchrpc
 import torchrpc.autograd
 import torchrpc.rpc as rpc
+from torchrpc.rpc._group import gather
 from torchrpc.rpc._group import shutdown as ending
 from torchrpc.testing import RankError, free_port, run_ranks, workers
 
@@ -757,3 +758,36 @@ def is_ending():
 def test_shutdown_may_be_asked_for_again_while_it_runs(graceful, by_signal):
     results = run_ranks(shut_down_twice, 2, graceful, by_signal, start_method="forkserver", init=False, timeout=60)
     assert results == ["ok"] * 2
+
+
+def shut_down_while_the_leader_comes_back(rank, report_arrives):
+    """Rank 1 takes worker0 for lost when it reports to it, as after a silence, and then sees that it lives."""
+    join(rank, 2, f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    if rank == 1:
+        granted, lost_among = gather.Gathering._when_granted, gather.Gathering._lost_among
+        reports = []
+
+        def fail_the_first(self, first, again):
+            reports.append(first)
+            if len(reports) > 1 or report_arrives:
+                granted(self, first, again)
+            if len(reports) == 1:
+                raise rpc.WorkerLostError("worker0 is silent", "worker0")
+
+        def lost_when_confirmed(self, names, confirm_s=0):
+            return set(names) if confirm_s else lost_among(self, names)
+
+        gather.Gathering._when_granted = fail_the_first
+        gather.Gathering._lost_among = lost_when_confirmed
+    else:
+        time.sleep(1)  # until rank 1 leads by itself
+    rpc.shutdown()
+    return len(reports) if rank == 1 else 0
+
+
+@pytest.mark.parametrize("report_arrives", [False, True])
+def test_a_worker_that_leads_in_place_of_another_gives_the_lead_back(report_arrives):
+    results = run_ranks(
+        shut_down_while_the_leader_comes_back, 2, report_arrives, start_method="forkserver", init=False, timeout=60
+    )
+    assert results[1] >= 2  # to worker0 and to itself; then to worker0 again, unless that has the first report

@@ -29,6 +29,7 @@ from .._errors import NotAllowedError, QuotaExceededError, RpcError, RpcTimeoutE
 
 logger = logging.getLogger(__name__)
 
+_REPORTED_TWICE = "reported intent sequence id"
 _LOST_POLL_S = 0.25  # between two checks whether a worker is lost
 _LOST_CONFIRM_S = 1.5  # a worker whose connection broke counts as lost within this time
 _LOST_CONFIRM_POLL_S = 0.05
@@ -119,7 +120,7 @@ def record_object(sequence_id: str, worker_name: str, obj: Any, worker_names: se
         if worker_name not in (states._names or worker_names):
             raise AssertionError(f"{worker_name} is not expected by leader.")
         if worker_name in states.gathered_objects:
-            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
+            raise AssertionError(f"{worker_name} {_REPORTED_TWICE} {sequence_id} twice. ")
         if states._names is None and not is_own_part():
             early = sum(s._names is None and worker_name in s.gathered_objects for s in states_by_id.values())
             if early >= _MOST_EARLY_REPORTS:
@@ -178,6 +179,10 @@ def digest_of(names: Iterable[str]) -> str:
     return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 
+class _LeaderIsBack(Exception):
+    """A worker that was taken for lost leads the gathering."""
+
+
 class Gathering:
     """This worker's part in one `_all_gather`.
 
@@ -220,7 +225,8 @@ class Gathering:
             WorkerLostError: some workers are lost; all others have contributed by then.
             RpcTimeoutError, RpcError: time-out, or a worker that could not be reached.
         """
-        lost: set[str] = set()
+        lost: set[str] = set()  # leaders
+        reported_to: set[str] = set()
         while True:
             leader = self._leader_of(self._names - lost)
             self._leader_incarnation = self._incarnation_of(leader)
@@ -229,15 +235,23 @@ class Gathering:
                 # A list, because a set is not plain data. The leader knows which workers take part.
                 names = sorted(self._names) if self._me == leader else [self._me]
                 report = functools.partial(self._report, leader, self._sequence_id, self._me, obj, names)
-                self._when_granted(report, report)
+                try:
+                    self._when_granted(report, report)
+                except AssertionError as exc:
+                    # The first report to this leader may have arrived although it was taken for lost.
+                    if leader not in reported_to or _REPORTED_TWICE not in str(exc):
+                        raise
                 with _Barrier(f"_all_gather {self._sequence_id}"):
-                    states = self._wait_for_objects(leader)
+                    states = self._wait_for_objects(leader, lost)
                 break
+            except _LeaderIsBack:
+                lost.clear()
             except WorkerLostError:
                 if self._me == leader:
                     raise
                 if leader in self._lost_among({leader}, confirm_s=_LOST_CONFIRM_S):
                     lost.add(leader)
+                    reported_to.add(leader)
                 elif self._incarnation_of(leader) == self._leader_incarnation:
                     raise
                 # Otherwise the leader has been restarted, and asks the others for this gathering's number.
@@ -290,9 +304,12 @@ class Gathering:
             for name in set(states.gathered_objects) - self._names:
                 del states.gathered_objects[name]  # the worker `name` does not take part
 
-    def _wait_for_objects(self, leader: str) -> AllGatherStates:
+    def _wait_for_objects(self, leader: str, lost_leaders: set[str]) -> AllGatherStates:
         """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has
         distributed the objects.
+
+        Raises:
+            _LeaderIsBack: one of the earlier leaders was silent, and is not lost. It waits for this worker's report.
         """
         with lock:
             states = states_by_id[self._sequence_id]
@@ -306,6 +323,8 @@ class Gathering:
                 )
             if self._me != leader and self._incarnation_of(leader) != self._leader_incarnation:
                 raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was started again.", leader)
+            if lost_leaders and lost_leaders - self._lost_among(lost_leaders):
+                raise _LeaderIsBack
             if outstanding <= (lost := self._lost_among(outstanding)):
                 if self._me != leader:
                     raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was lost.", leader)
