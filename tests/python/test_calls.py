@@ -448,3 +448,8 @@ def test_a_dtype_a_layout_or_a_memory_format_that_torch_does_not_have_is_named(n
             with pytest.raises(RuntimeError, match=words):
                 rpc.remote(to, function, args, {name: number}).to_here()
     assert rpc.rpc_sync("worker1", torch.ones, ([2],), {"dtype": torch.float16}).dtype == torch.float16
+
+
+def test_the_error_of_an_operator_names_the_worker():
+    with pytest.raises(RuntimeError, match=r"^On worker1: The size of tensor a \(2\) must match"):
+        rpc.rpc_sync("worker1", torch.add, (torch.ones(2), torch.ones(3)))

@@ -279,8 +279,8 @@ def _rebuild_exception(
 
         def make(message: str, members: list[Exception]) -> Exception:
             if not detail:
-                # The text of an operator, or of a C++ function, names no worker.
-                is_named = bool(told) or worker_name in text
+                # The text of an operator, or of a C++ function, names no worker. That of a backward pass does.
+                is_named = bool(told) or also_runtime_error or worker_name in text
                 return RemoteException(text if is_named else f"On {worker_name}: {text}", worker_name, *told)
             try:
                 loaded = _load_detail(detail, allowed)
