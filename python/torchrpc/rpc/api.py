@@ -323,9 +323,10 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     From now on, calls that other threads of this process make raise `ShutdownError`, except in functions that serve
     other workers and in callbacks of futures. This worker is shut down even if `shutdown` raises an error, unless the
     thread serves a call: then `shutdown` only raises the RpcError. While it runs, a second call by another thread waits
-    for the first one and returns, and one by a signal handler of its thread returns at once. It does not wait for a
-    lost worker (see the option `liveness_timeout`), but it waits for a busy one, without a limit unless `timeout` is
-    given. In the process that has started a `torchrpc.local_group`, it has the other workers end, too.
+    for the first one and returns, or, if it is not graceful, stops RPC. One by a signal handler returns at once. It
+    does not wait for a lost worker (see the option `liveness_timeout`), but it waits for a busy one, without a limit
+    unless `timeout` is given. In the process that has started a `torchrpc.local_group`, it has the other workers end,
+    too.
     """
     if _serves_call() or on_event_loop():
         raise RpcError(
@@ -334,12 +335,17 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         )
     check_seconds(timeout, "0: no limit.")
     deadline = time.monotonic() + (timeout or math.inf)
-    if not _end_turn.take(deadline):
+    if _end_turn.is_taken_here():
         return
-    try:
-        _shut_down(graceful, deadline)
-    finally:
-        _end_turn.give_back()
+    if _end_turn.take():
+        try:
+            _shut_down(graceful, deadline)
+        finally:
+            _end_turn.give_back()
+    elif graceful:
+        _end_turn.wait(deadline)
+    else:
+        _shut_down(graceful, deadline)  # now, whatever the other thread waits for
 
 
 _end_turn = EndTurn()

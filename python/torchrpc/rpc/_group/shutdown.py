@@ -45,23 +45,32 @@ class EndTurn:
         self._lock = threading.RLock()
         self._is_taken = False
 
-    def take(self, deadline: float) -> bool:
-        """Return whether the caller has to do it, and then to give the turn back. False: another thread has done it, or
-        this thread is doing it and runs a signal handler.
+    def is_taken_here(self) -> bool:
+        """Whether this thread shuts down, and runs a signal handler."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._is_taken
+        finally:
+            self._lock.release()
+
+    def take(self) -> bool:
+        """Return whether the caller shuts down, and then gives the turn back. False: another thread does."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._is_taken = True
+        return True
+
+    def wait(self, deadline: float) -> None:
+        """Block until the other thread has given its turn back.
 
         Raises:
-            RpcTimeoutError: another thread has not done it by the deadline, a time of time.monotonic().
+            RpcTimeoutError: it has not by the deadline, a time of time.monotonic().
         """
-        is_first = self._lock.acquire(blocking=False)
-        if not is_first:
-            left = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
-            if not self._lock.acquire(timeout=left):
-                raise RpcTimeoutError("shutdown() on another thread has not returned within the time-out of this one.")
-        if is_first and not self._is_taken:
-            self._is_taken = True
-            return True
+        left = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=left):
+            raise RpcTimeoutError("shutdown() on another thread has not returned within the time-out of this one.")
         self._lock.release()
-        return False
 
     def give_back(self) -> None:
         self._is_taken = False
