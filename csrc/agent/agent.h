@@ -158,7 +158,7 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   /// Completes a request of this worker with kCancelled, and notifies the callee. Returns false if the request has
   /// ended already.
   bool cancel(CallId id);
-  /// Whether the caller of a request that is served here has cancelled it, no longer waits for it, or is lost.
+  /// Whether the caller of a request that is served here has cancelled it, or is lost; not if it has only abandoned it.
   bool isCancelled(const ServedId& id) const;
   /// Has `handler` called if the caller cancels the request or is lost before the request is answered, and with
   /// kAbandon also if it does not wait any more: on any thread, often on the loop. Returns false, and does not call it,

@@ -29,7 +29,7 @@ class CallTable {
   struct Call {
     CallId id = 0;  ///< set by add()
     WorkerId to = kNoWorker;
-    uint64_t link = 0;         ///< over which the request was sent; 0: not sent yet, or sent to this worker itself
+    uint64_t link = 0;         ///< over which the request is sent; 0: not chosen yet, or sent to this worker itself
     uint64_t incarnation = 0;  ///< of the worker at the other end of that link
     Duration timeout = kNoLimit;
     TimePoint deadline = kNever;

@@ -49,7 +49,7 @@ py::object waitForReply(
     const std::shared_ptr<Node>& node, const WorkerInfo& callee,
     const std::function<void(Messenger::ReplyHandler)>& start);
 
-/// Throws std::invalid_argument if `future` is no torch Future.
+/// Whether the torch Future has a value or an error. Throws std::invalid_argument if `future` is something else.
 bool isComplete(const py::object& future);
 
 /// Calls `done` once the torch Future is complete, on the thread that completes it, with the GIL held. The argument

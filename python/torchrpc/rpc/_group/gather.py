@@ -29,7 +29,7 @@ from .._errors import NotAllowedError, QuotaExceededError, RpcError, RpcTimeoutE
 
 logger = logging.getLogger(__name__)
 
-_REPORTED_TWICE = "reported intent sequence id"
+_REPORTED_TWICE = "reported intent sequence id"  # in the error of a leader that has this worker's report already
 _LOST_POLL_S = 0.25  # between two checks whether a worker is lost
 _LOST_CONFIRM_S = 1.5  # a worker whose connection broke counts as lost within this time
 _LOST_CONFIRM_POLL_S = 0.05
@@ -226,12 +226,11 @@ class Gathering:
             RpcTimeoutError, RpcError: time-out, or a worker that could not be reached.
         """
         lost: set[str] = set()  # leaders
-        reported_to: set[str] = set()
         while True:
             leader = self._leader_of(self._names - lost)
             self._leader_incarnation = self._incarnation_of(leader)
             try:
-                self._begin(leader)
+                is_first_report = self._begin(leader)
                 # A list, because a set is not plain data. The leader knows which workers take part.
                 names = sorted(self._names) if self._me == leader else [self._me]
                 report = functools.partial(self._report, leader, self._sequence_id, self._me, obj, names)
@@ -239,7 +238,7 @@ class Gathering:
                     self._when_granted(report, report)
                 except AssertionError as exc:
                     # The first report to this leader may have arrived although it was taken for lost.
-                    if leader not in reported_to or _REPORTED_TWICE not in str(exc):
+                    if is_first_report or _REPORTED_TWICE not in str(exc):
                         raise
                 with _Barrier(f"_all_gather {self._sequence_id}"):
                     states = self._wait_for_objects(leader, lost)
@@ -251,7 +250,6 @@ class Gathering:
                     raise
                 if leader in self._lost_among({leader}, confirm_s=_LOST_CONFIRM_S):
                     lost.add(leader)
-                    reported_to.add(leader)
                 elif self._incarnation_of(leader) == self._leader_incarnation:
                     raise
                 # Otherwise the leader has been restarted, and asks the others for this gathering's number.
@@ -296,13 +294,16 @@ class Gathering:
         members = {each.name for each in self._agent.get_worker_infos() if self._agent._is_member(each.id)}
         return min(names & members or names)
 
-    def _begin(self, leader: str) -> None:
+    def _begin(self, leader: str) -> bool:
+        """Return whether this worker has not reported to the leader before."""
         with lock:
             states = states_by_id[self._sequence_id]
+            is_first_report = leader not in states._leaders
             states._names = self._names
             states._leaders.add(leader)
             for name in set(states.gathered_objects) - self._names:
                 del states.gathered_objects[name]  # the worker `name` does not take part
+        return is_first_report
 
     def _wait_for_objects(self, leader: str, lost_leaders: set[str]) -> AllGatherStates:
         """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has

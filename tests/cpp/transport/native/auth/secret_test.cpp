@@ -555,6 +555,22 @@ native::Options withIdentity(const std::string& group_key, const std::string& na
   return options;
 }
 
+/// A connection between nodes with MixedOptions::a and MixedOptions::b, over which the opener has sent one frame.
+struct Greeting {
+  Pair<MixedOptions> pair;
+  std::shared_ptr<Witness> alice = pair.witness();
+  std::shared_ptr<Connection> connection = pair.connect(alice);
+  Pair<MixedOptions>::Accepted bob = greet();
+
+ private:
+  Pair<MixedOptions>::Accepted greet() {
+    pair.send(*connection, headOnly("hi"));
+    auto accepted = pair.accepted();
+    accepted.witness->takeFrame();
+    return accepted;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("each side learns who the other is before its first frame") {
@@ -563,12 +579,8 @@ TEST_CASE("each side learns who the other is before its first frame") {
   MixedOptions::b = withIdentity(key, "bob", "bob");
   for (auto* options : {&MixedOptions::a, &MixedOptions::b}) options->unix_sockets = GENERATE(false, true);
   MixedOptions::next_is_b = false;
-  Pair<MixedOptions> pair;
-  auto alice = pair.witness();
-  auto connection = pair.connect(alice);
-  pair.send(*connection, headOnly("hi"));
-  auto bob = pair.accepted();
-  bob.witness->takeFrame();
+  Greeting greeting;
+  auto& [pair, alice, connection, bob] = greeting;
   pair.send(*bob.connection, headOnly("hello"));
   alice->takeFrame();
   REQUIRE(bob.witness->identityBeforeFrames());
@@ -598,12 +610,8 @@ TEST_CASE("the roles of a TLS certificate are its units and parts of its URIs; a
       std::make_shared<const TlsCredentials>(test::certificateOf("bob", units, uris), std::chrono::hours(1));
   MixedOptions::a = MixedOptions::b = {.tls = credentials, .unix_sockets = false};
   MixedOptions::next_is_b = false;
-  Pair<MixedOptions> pair;
-  auto alice = pair.witness();
-  auto connection = pair.connect(alice);
-  pair.send(*connection, headOnly("hi"));
-  auto bob = pair.accepted();
-  bob.witness->takeFrame();
+  const Greeting greeting;
+  const auto& bob = greeting.bob;
   REQUIRE(bob.witness->identityBeforeFrames());
   CHECK(bob.witness->identityBeforeFrames()->roles == roles);
 }
