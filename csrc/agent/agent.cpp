@@ -44,6 +44,11 @@ std::string deadlineHeader(Duration timeout) {
   return bytes;
 }
 
+/// The error for a message that `self` cannot encode. `what`: for example "a call to worker1".
+Error unsendableError(const std::string& self, const std::string& what, const Error& error) {
+  return {error.code(), self + " cannot send " + what + ": " + error.text(), self};
+}
+
 /// The transport's error for a frame that it did not send, as the caller's error.
 Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
@@ -302,7 +307,7 @@ void Agent::start(
   Frame frame;
   if (to != self().id && !options_.faults && !closing_) {
     try {
-      frame = encodeFrame(message, options_.limits);
+      frame = encode(to, message);
       link = connections_.link(to);
     } catch (const Error& error) {
       return finish(call, error);
@@ -356,14 +361,14 @@ Status Agent::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
 void Agent::send(WorkerId to, CallId id, const Message& message) {
   try {
     if (to == self().id) {
-      auto copy = encodeCopy(message, options_.limits);
+      auto copy = encode(to, message);
       const auto call =
           std::make_shared<ServerCall>(*this, self(), FrameInfo{message.kind, id}, timer_->now(), nullptr);
       call->activity = ActivityToken(activity_);  // the call that is made may end before the function does
       return server_.serve(call, std::move(copy));
     }
     const auto kind = message.kind;  // the message may belong to a later attempt once the call has a link
-    auto frame = encodeFrame(message, options_.limits);
+    auto frame = encode(to, message);
     const auto link = connections_.link(to);
     calls_.assign(
         id, link->id(),
@@ -372,6 +377,12 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
   } catch (const Error& e) {
     complete(id, e);
   }
+}
+
+Frame Agent::encode(WorkerId to, const Message& message) const try {
+  return to == self().id ? encodeCopy(message, options_.limits) : encodeFrame(message, options_.limits);
+} catch (const Error& error) {
+  throw unsendableError(self().name, "a call to " + worker(to).name, error);
 }
 
 void Agent::sendOver(Link& link, CallId id, Kind kind, Frame frame) {
@@ -721,8 +732,8 @@ void Agent::answer(ServerCall& call, Result<Message> result) {
     cancelled_.onAnswered({0, call.id});
     try {
       result = result ? Result<Message>(copyMessage(result.value())) : namedError(result.error(), self().name);
-    } catch (const Error& unsendable) {
-      result = namedError(unsendable.withOrigin(ErrorOrigin::kResult), self().name);
+    } catch (const Error& error) {
+      result = unsendableError(self().name, "the result to itself", error).withOrigin(ErrorOrigin::kResult);
     }
     return complete(call.id, std::move(result));
   }
@@ -775,7 +786,8 @@ void Agent::reply(const ServerCall& call, Result<Message> result, const Activity
     frame = encodeFrame(message, options_.limits);
   } catch (const Error& e) {
     if (unsent_reply_observer_) unsent_reply_observer_(message);
-    message = encodeError(namedError(e.withOrigin(ErrorOrigin::kResult), self().name));
+    const auto unsendable = unsendableError(self().name, "the result to " + call.from.name, e);
+    message = encodeError(unsendable.withOrigin(ErrorOrigin::kResult));
     message.call = call.id;
     frame = encodeFrame(message, options_.limits);
   }

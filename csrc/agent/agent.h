@@ -287,6 +287,9 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   /// Sends a request whose call is in the call table, over the link to that worker.
   void send(WorkerId to, CallId id, const Message& message);
   void sendOver(Link& link, CallId id, Kind kind, Frame frame);
+  /// Encodes a request, with copies of its tensors if `to` is this worker. Throws Error: kSerialization,
+  /// kFrameTooLarge.
+  Frame encode(WorkerId to, const Message& message) const;
   /// `link`: over which the frame has come, or null if the audit log has a line for it in any case.
   Result<Message> decode(Frame frame, WorkerId from, const Link* link);
   /// Counts a frame that cannot be decoded or has no meaning here, and records it in the audit log.

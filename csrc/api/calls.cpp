@@ -2,6 +2,8 @@
 
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <sstream>
+
 #include "api/access.h"
 #include "api/future_state.h"
 #include "wire/metadata.h"
@@ -103,6 +105,16 @@ core::Node::Outgoing encode(
 inline namespace v1 {
 namespace detail {
 
+namespace {
+
+std::string describe(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << "a tensor of the shape " << tensor.sizes() << " and the dtype " << tensor.scalar_type();
+  return text.str();
+}
+
+}  // namespace
+
 void throwNoRank(const std::string& number) {
   throwInvalidArgument("a worker's rank is a number from 0 to world size - 1, but got " + number);
 }
@@ -137,6 +149,23 @@ c10::IValue startRemote(
     auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kRemote);
     return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
   });
+}
+
+const at::Tensor& checkedOut(const at::Tensor& out) {
+  if (out.defined()) return out;
+  throwInvalidArgument("the tensor that callInto() is to write is undefined: make one of the result's shape and dtype");
+}
+
+void copyResult(const at::Tensor& out, const c10::IValue& result) {
+  const bool is_tensor = result.isTensor() && result.toTensor().defined();
+  if (!is_tensor || result.toTensor().sizes() != out.sizes() || result.toTensor().scalar_type() != out.scalar_type()) {
+    throw Error(
+        ErrorCode::kResultMismatch,
+        "the result of the call: callInto() expected " + describe(out) + ", but got " +
+            (is_tensor ? describe(result.toTensor()) : "a value of the type " + result.type()->str()));
+  }
+  const at::NoGradGuard no_grad;
+  out.copy_(result.toTensor());
 }
 
 c10::IValue makeRRef(const NodeRef& ref, c10::IValue value) {

@@ -1,15 +1,10 @@
 // The untyped functions behind torchrpc/function.h: registered functions as the core's C++ handlers.
 
-#include <map>
-#include <typeinfo>
-#include <unordered_map>
-
 #include "agent/current_call.h"
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/exception.h"
 #include "base/os/forced_unwind.h"
-#include "base/sync/fork_safe_mutex.h"
 #include "node/thread_state.h"
 
 namespace torchrpc {
@@ -17,27 +12,6 @@ inline namespace v1 {
 namespace detail {
 
 namespace {
-
-/// A registration by TORCHRPC_FUNCTION.
-struct Declared {
-  std::string key;  ///< the function's address, or that of methodKey()
-  std::string location;
-};
-
-/// The names of registered functions, for calls that pass the function itself.
-struct Names {
-  ForkSafeMutex mutex;
-  std::unordered_map<std::string, Declared> declared TORCHRPC_GUARDED_BY(mutex);  ///< by name
-  std::unordered_map<const void*, std::string> by_address TORCHRPC_GUARDED_BY(mutex);
-  std::unordered_map<std::string, std::string> by_method TORCHRPC_GUARDED_BY(mutex);
-  std::map<std::string, const std::type_info*> types TORCHRPC_GUARDED_BY(mutex);
-};
-
-// Made on first use, because static initialisers of other files register functions.
-Names& names() {
-  static Names instance;
-  return instance;
-}
 
 /// Thrown by a handler for arguments that the function does not take. The class distinguishes it from errors that the
 /// function itself throws.
@@ -188,48 +162,25 @@ void Function::start(const CppCall& call, std::vector<c10::IValue> args, Done do
   }
 }
 
-/// Registers a handler, unless the same function was declared before.
-void registerOnce(
-    const std::string& name, Handler handler, const std::string& key, const Executor& executor, const char* location,
-    const std::type_info& types) {
-  if (name.empty()) throwInvalidArgument("a function cannot be registered under an empty name");
-  std::string earlier = "by registerFunction()";
-  if (location) {
-    auto& all = names();
-    MutexLock lock(all.mutex);
-    const auto [known, is_new] = all.declared.try_emplace(name, Declared{key, location});
-    // The address of a static function in a header differs in each file that includes it.
-    if (!is_new && (known->second.key == key || known->second.location == location)) return;
-    if (!is_new) earlier = "at " + known->second.location;
-  }
-  const auto registered = std::make_shared<const Function>(name, std::move(handler), executor);
-  try {
-    registerCppHandler(name, [registered](const CppCall& call, std::vector<c10::IValue> args, Done done) {
-      registered->start(call, std::move(args), std::move(done));
-    });
-    auto& all = names();
-    MutexLock lock(all.mutex);
-    all.types[name] = &types;
-  } catch (const Error& error) {
-    if (!location) throw;
-    throw Error(
-        error.code(),
-        "two C++ functions are registered as " + name + ", " + earlier + " and at " + location +
-            ": give one of them another name, or register it with registerFunction()");
-  }
+/// The functions of the process, if `registry` is null.
+CppFunctions& functionsOf(const std::shared_ptr<void>& registry) {
+  return registry ? *std::static_pointer_cast<CppFunctions>(registry) : CppFunctions::ofProcess();
 }
 
 }  // namespace
 
-void registerHandler(
-    std::string name, Handler handler, const void* function, const Executor& executor, const char* location,
-    const std::type_info& types) {
-  const auto key = std::to_string(reinterpret_cast<uintptr_t>(function));
-  registerOnce(name, std::move(handler), key, executor, location, types);
-  if (!function) return;
-  auto& all = names();
-  MutexLock lock(all.mutex);
-  all.by_address.emplace(function, std::move(name));
+void registerHandler(const std::shared_ptr<void>& registry, Registration registration, Handler handler) {
+  const auto& name = registration.name;
+  if (name.empty()) throwInvalidArgument("a function cannot be registered under an empty name");
+  const auto registered = std::make_shared<const Function>(name, std::move(handler), registration.executor);
+  functionsOf(registry).add(
+      name,
+      {.handler = [registered](
+                      const CppCall& call, std::vector<c10::IValue> args,
+                      Done done) { registered->start(call, std::move(args), std::move(done)); },
+       .key = std::move(registration.key),
+       .location = registration.location ? registration.location : "",
+       .type = registration.type});
 }
 
 void addRegistrationError(const char* location, const std::string& name, const Error& error) {
@@ -240,31 +191,14 @@ void addRegistrationError(const char* location, const std::string& name, const E
                      : "the C++ function registered at " + std::string(location) + " as '" + name + "': " + text);
 }
 
-void registerMethod(
-    std::string name, Handler handler, std::string key, const Executor& executor, const char* location,
-    const std::type_info& types) {
-  registerOnce(name, std::move(handler), key, executor, location, types);
-  auto& all = names();
-  MutexLock lock(all.mutex);
-  all.by_method.emplace(std::move(key), std::move(name));
-}
-
-Callable nameOfMethod(const std::string& key) {
-  auto& all = names();
-  MutexLock lock(all.mutex);
-  if (const auto it = all.by_method.find(key); it != all.by_method.end()) return it->second;
+Callable nameOf(const NodeRef& node, const std::string& key) {
+  if (auto name = CppFunctions::ofProcess().nameOf(key)) return *std::move(name);
+  if (const auto& own = api::coreOf(node)->functions()) {
+    if (auto name = own->nameOf(key)) return *std::move(name);
+  }
   throwInvalidArgument(
-      "this member function is not registered here: write TORCHRPC_FUNCTION(Class::its_name) after the class, or call "
-      "it by name");
-}
-
-Callable nameOf(const void* function) {
-  auto& all = names();
-  MutexLock lock(all.mutex);
-  if (const auto it = all.by_address.find(function); it != all.by_address.end()) return it->second;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "this function is not registered here: write TORCHRPC_FUNCTION(its name) after it, or call it by name");
+      "this function is not registered here: write TORCHRPC_FUNCTION(its_name) after it, or for a member function "
+      "TORCHRPC_FUNCTION(Class::its_name) after the class, or call it by name");
 }
 
 void expectArguments(size_t expected, size_t actual) {
@@ -284,25 +218,25 @@ Error emptyResult() {
 
 }  // namespace detail
 
-bool unregisterFunction(const std::string& name) {
-  auto& all = detail::names();
-  MutexLock lock(all.mutex);
-  const auto is_name = [&name](const auto& entry) { return entry.second == name; };
-  std::erase_if(all.by_address, is_name);
-  std::erase_if(all.by_method, is_name);
-  all.declared.erase(name);
-  all.types.erase(name);
-  lock.unlock();
-  return unregisterCppFunction(name);
+namespace {
+
+std::vector<RegisteredFunction> functionsIn(const CppFunctions& functions) {
+  std::vector<RegisteredFunction> out;
+  for (const auto& [name, type] : functions.rows()) out.push_back({name, detail::typeName(*type)});
+  return out;
 }
 
-std::vector<RegisteredFunction> registeredFunctions() {
-  std::vector<RegisteredFunction> functions;
-  auto& all = detail::names();
-  MutexLock lock(all.mutex);
-  for (const auto& [name, type] : all.types) functions.push_back({name, detail::typeName(*type)});
-  return functions;
-}
+}  // namespace
+
+FunctionRegistry::FunctionRegistry() : core_(std::make_shared<CppFunctions>()) {}
+
+bool FunctionRegistry::remove(const std::string& name) { return detail::functionsOf(core_).remove(name); }
+
+std::vector<RegisteredFunction> FunctionRegistry::functions() const { return functionsIn(detail::functionsOf(core_)); }
+
+bool unregisterFunction(const std::string& name) { return CppFunctions::ofProcess().remove(name); }
+
+std::vector<RegisteredFunction> registeredFunctions() { return functionsIn(CppFunctions::ofProcess()); }
 
 bool Call::cancelled() const {
   const auto core = std::static_pointer_cast<core::Node>(node.core().lock());

@@ -106,6 +106,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.interceptors = options.interceptors;
   core.health_address = options.health.address;
   core.health_check = options.health.check;
+  if (options.functions) core.functions = std::static_pointer_cast<CppFunctions>(options.functions->core());
   for (const auto& [workers, functions] : options.allowed_functions_of) {
     core.allowed_functions.push_back({workers, functions});
   }

@@ -298,7 +298,12 @@ py::object decodeResult(
   const bool reads_pickles = readsPickles(*node, from.name);
   if (format == ValueFormat::kPickle) {
     if (!reads_pickles) refusePickle(*node, from);
-    return unpickle(reader.getBytes(reader.remaining()), reply.tensors);
+    try {
+      return unpickle(reader.getBytes(reader.remaining()), reply.tensors);
+    } catch (py::error_already_set& raised) {
+      addNote(raised, "raised while " + node->self().name + " read the result of a call to " + from.name);
+      throw;
+    }
   }
   const bool has_objects = format == ValueFormat::kObjects;
   if (has_objects && reads_pickles) refuseObjects(*node);

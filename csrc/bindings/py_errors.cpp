@@ -119,6 +119,13 @@ Error toError(std::exception_ptr raised, const WorkerInfo& self) {
   }
 }
 
+void addNote(py::error_already_set& raised, const std::string& text) {
+  const py::object& exception = raised.value();
+  if (!py::isinstance(exception, PyExc_BaseException) || !py::hasattr(exception, "add_note")) return;
+  // Of the base class: an exception may have an attribute of that name.
+  py::handle(PyExc_BaseException).attr("add_note")(exception, toText(text));
+}
+
 void bindErrors(py::module_& /*module*/) {
   py::register_exception_translator([](std::exception_ptr raised) {
     try {

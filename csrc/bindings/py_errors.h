@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <exception>
+#include <string>
 
 #include "base/error.h"
 #include "base/ids.h"
@@ -41,6 +42,9 @@ Error toRequestError(py::error_already_set& raised, const WorkerInfo& self);
 
 /// Returns the error for a C++ or Python exception that user code threw in a backward pass. Acquires the GIL.
 Error toError(std::exception_ptr raised, const WorkerInfo& self);
+
+/// Adds a note to the exception, which tracebacks show below it. Does nothing before Python 3.11.
+void addNote(py::error_already_set& raised, const std::string& text);
 
 /// Registers toException() with pybind11, for bound functions that throw Error.
 void bindErrors(py::module_& module);

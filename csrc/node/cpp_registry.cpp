@@ -1,9 +1,8 @@
 #include "node/cpp_registry.h"
 
-#include <unordered_map>
+#include <algorithm>
 
 #include "base/log.h"
-#include "base/sync/fork_safe_mutex.h"
 #include "node/node.h"
 #include "node/rref_value.h"
 #include "wire/metadata.h"
@@ -12,74 +11,106 @@ namespace torchrpc {
 
 namespace {
 
-struct Registry {
+/// The errors of registrations that could not be thrown.
+struct RegistrationErrors {
   ForkSafeMutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<const CppHandler>> handlers TORCHRPC_GUARDED_BY(mutex);
-  std::string errors TORCHRPC_GUARDED_BY(mutex);
+  std::string text TORCHRPC_GUARDED_BY(mutex);
   bool are_checked TORCHRPC_GUARDED_BY(mutex) = false;
 };
 
-// Made on first use, because static initialisers of other files register functions.
-Registry& registry() {
-  static Registry instance;
+// Both are made on first use, because static initialisers of other files register functions.
+RegistrationErrors& registrationErrors() {
+  static RegistrationErrors instance;
   return instance;
-}
-
-std::shared_ptr<const CppHandler> find(const std::string& name) {
-  auto& all = registry();
-  MutexLock lock(all.mutex);
-  if (const auto it = all.handlers.find(name); it != all.handlers.end()) return it->second;
-  throw Error(
-      ErrorCode::kNoSuchFunction,
-      "no C++ function named " + name +
-          " here: the callee's program, or a library that it has loaded, must register it too");
 }
 
 }  // namespace
 
-void registerCppHandler(const std::string& name, CppHandler handler) {
-  auto shared = std::make_shared<const CppHandler>(std::move(handler));
-  auto& all = registry();
-  MutexLock lock(all.mutex);
-  if (!all.handlers.emplace(name, std::move(shared)).second) {
-    throw Error(ErrorCode::kInvalidArgument, "a C++ function named " + name + " is registered already");
-  }
+CppFunctions& CppFunctions::ofProcess() {
+  static CppFunctions instance;
+  return instance;
 }
 
-bool unregisterCppFunction(const std::string& name) {
-  std::shared_ptr<const CppHandler> removed;  // destroyed without the lock
-  auto& all = registry();
-  MutexLock lock(all.mutex);
-  const auto it = all.handlers.find(name);
-  if (it == all.handlers.end()) return false;
+void CppFunctions::add(const std::string& name, Function function) {
+  const auto added = std::make_shared<const Function>(std::move(function));
+  MutexLock lock(mutex_);
+  const auto [it, is_new] = functions_.try_emplace(name, added);
+  const auto& known = *it->second;
+  // The address of a static function in a header differs in each file that includes it.
+  const bool is_same = !added->location.empty() && !known.location.empty() &&
+      (known.location == added->location || (!known.key.empty() && known.key == added->key));
+  if (!is_new && !is_same) {
+    if (added->location.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "a C++ function named " + name + " is registered already");
+    }
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "two C++ functions are registered as " + name + ", " +
+            (known.location.empty() ? "by registerFunction()" : "at " + known.location) + " and at " + added->location +
+            ": give one of them another name, or register it with registerFunction()");
+  }
+  if (!added->key.empty()) names_.emplace(added->key, name);
+}
+
+bool CppFunctions::remove(const std::string& name) {
+  std::shared_ptr<const Function> removed;  // destroyed without the lock
+  MutexLock lock(mutex_);
+  const auto it = functions_.find(name);
+  if (it == functions_.end()) return false;
   removed = std::move(it->second);
-  all.handlers.erase(it);
+  functions_.erase(it);
+  std::erase_if(names_, [&name](const auto& entry) { return entry.second == name; });
+  lock.unlock();
   return true;
 }
 
+std::shared_ptr<const CppFunctions::Function> CppFunctions::find(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const auto it = functions_.find(name);
+  return it == functions_.end() ? nullptr : it->second;
+}
+
+std::optional<std::string> CppFunctions::nameOf(const std::string& key) const {
+  MutexLock lock(mutex_);
+  const auto it = names_.find(key);
+  return it == names_.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::vector<CppFunctions::Row> CppFunctions::rows() const {
+  std::vector<Row> rows;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, function] : functions_) {
+      if (function->type) rows.push_back({name, function->type});
+    }
+  }
+  std::ranges::sort(rows, {}, &Row::name);
+  return rows;
+}
+
 void addRegistrationError(const std::string& text) {
-  auto& all = registry();
-  MutexLock lock(all.mutex);
-  all.errors += (all.errors.empty() ? "" : "\n") + text;
-  const bool is_late = all.are_checked;
+  auto& errors = registrationErrors();
+  MutexLock lock(errors.mutex);
+  errors.text += (errors.text.empty() ? "" : "\n") + text;
+  const bool is_late = errors.are_checked;
   lock.unlock();
   if (is_late) log(LogLevel::kError, text);
 }
 
 void checkRegistrations() {
-  auto& all = registry();
-  MutexLock lock(all.mutex);
-  all.are_checked = true;
-  if (!all.errors.empty()) throw Error(ErrorCode::kInvalidArgument, all.errors);
+  auto& errors = registrationErrors();
+  MutexLock lock(errors.mutex);
+  errors.are_checked = true;
+  if (!errors.text.empty()) throw Error(ErrorCode::kInvalidArgument, errors.text);
 }
 
 void registerCppFunction(const std::string& name, CppFunction function) {
-  registerCppHandler(
+  CppFunctions::ofProcess().add(
       name,
-      [function = std::move(function)](
-          const CppCall&, std::vector<c10::IValue> args, const CallableRunner::ValueHandler& done) {
+      {.handler = [function = std::move(function)](
+                      const CppCall&, std::vector<c10::IValue> args, const CallableRunner::ValueHandler& done) {
         done(function(std::move(args)));
-      });
+      }});
 }
 
 Message encodeCppCall(
@@ -107,11 +138,21 @@ void CppRunner::call(Invocation&& invocation, const Responder& responder) {
   });
 }
 
+std::shared_ptr<const CppFunctions::Function> CppRunner::find(const std::string& name) const {
+  auto function = own_ ? own_->find(name) : nullptr;
+  if (!function) function = CppFunctions::ofProcess().find(name);
+  if (function) return function;
+  throw Error(
+      ErrorCode::kNoSuchFunction,
+      "no C++ function named " + name +
+          " here: the callee's program, or a library that it has loaded, must register it too");
+}
+
 void CppRunner::evaluate(Invocation&& invocation, ValueHandler done) {
   Reader reader(invocation.message.payload);
   const std::string name(reader.getString());
   AllowList::check(node_.allowed().of(invocation.from.name), "cpp_function(" + name + ")");
-  const auto handler = find(name);
+  const auto function = find(name);
   const auto node = node_.weak_from_this();
   const auto rrefs = rrefReader(invocation.rrefs, node);
   std::vector<c10::IValue> args;
@@ -123,7 +164,7 @@ void CppRunner::evaluate(Invocation&& invocation, ValueHandler done) {
   if (auto metadata = metadataOf(invocation.message); !metadata.empty()) {
     context.metadata = std::make_shared<const Metadata>(std::move(metadata));
   }
-  (*handler)(context, std::move(args), std::move(done));
+  function->handler(context, std::move(args), std::move(done));
 }
 
 }  // namespace torchrpc

@@ -234,7 +234,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     workers.erase(self().id);
   });
   serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(allowed_));
-  serve(CallableType::kCpp, std::make_shared<CppRunner>(*this));
+  serve(CallableType::kCpp, std::make_shared<CppRunner>(*this, options_.functions));
   if (!options_.health_address.empty()) {
     health_ = std::make_unique<HealthServer>(options_.health_address, [this] { return whyNotServing(); });
   }

@@ -40,6 +40,8 @@ namespace torchrpc {
 /// Throws Error(kInvalidArgument), which names the limit, unless the messages of the group itself fit.
 void requireUsable(const Limits& limits);
 
+class CppFunctions;
+
 class Node : public std::enable_shared_from_this<Node> {
  public:
   /// The options with which a worker starts. bindings/ and api/ fill them; each layer receives its own part unchanged,
@@ -78,6 +80,8 @@ class Node : public std::enable_shared_from_this<Node> {
     /// is a single list for all workers. With a list, tensors that arrive in shared memory are copied, so that the
     /// caller cannot change them after a function has checked them.
     std::vector<Allowance> allowed_functions;
+    /// The C++ functions that this node serves besides those of its process; null: none.
+    std::shared_ptr<const CppFunctions> functions{};
     /// Whether calls are counted from the start. Empty: defaultMetrics().
     std::optional<bool> metrics;
     /// Calls that take longer than this are reported; kNoLimit: none. Empty: defaultSlowCall().
@@ -143,6 +147,8 @@ class Node : public std::enable_shared_from_this<Node> {
   const Inspector& inspector() const { return inspector_; }
   const StorePtr& store() const { return store_; }
   const AllowLists& allowed() const { return allowed_; }
+  /// See Options::functions.
+  const std::shared_ptr<const CppFunctions>& functions() const { return options_.functions; }
   bool usesPickles() const { return options_.uses_pickles; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }

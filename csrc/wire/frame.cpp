@@ -60,6 +60,16 @@ size_t expectedHeadBytes(const Message& message) {
   return bytes;
 }
 
+/// Says which one of several tensors the error is about.
+[[noreturn]] void rethrowForTensor(const Error& error, const std::vector<at::Tensor>& tensors, size_t index) {
+  if (tensors.size() == 1) throw error;
+  const auto& tensor = tensors[index];
+  auto text = error.text() + ". It is tensor " + std::to_string(index + 1) + " of the " +
+      std::to_string(tensors.size()) + " tensors of the message, counted in the order of the arguments";
+  if (!tensor.is_nested()) text += ", and has the shape " + c10::str(tensor.sizes());
+  throw Error(error.code(), text + " and the dtype " + c10::str(tensor.scalar_type()));
+}
+
 Frame encodeParts(const Message& message, const Limits& limits, uint16_t flags) {
   checkSize("headers", message.headers.size(), limits.headers);
   checkSize("tensors", message.tensors.size(), limits.tensors);
@@ -74,7 +84,13 @@ Frame encodeParts(const Message& message, const Limits& limits, uint16_t flags) 
     out.put(header.kind);
     out.putString(header.bytes);
   }
-  for (const auto& tensor : message.tensors) encodeTensor(tensor, out, frame.segments, limits);
+  for (size_t i = 0; i < message.tensors.size(); ++i) {
+    try {
+      encodeTensor(message.tensors[i], out, frame.segments, limits);
+    } catch (const Error& error) {
+      rethrowForTensor(error, message.tensors, i);
+    }
+  }
   checkSize("bytes beside its tensors", frame.head.size() + message.payload.size(), limits.head_bytes);
   out.putBytes(message.payload.data(), message.payload.size());
   checkTotal(frame, limits);

@@ -68,17 +68,18 @@ struct Outcome {
   FutureStatePtr future;
 };
 using Handler = std::function<Outcome(const Call& call, const std::vector<c10::IValue>& args)>;
-/// Registers a handler. `function` is the address of the registered function, for nameOf(); null if it has none.
-/// `location` is where TORCHRPC_FUNCTION is written, null for other registrations: with it, the same function may be
-/// registered several times, and another function of the name is an error of each node that is constructed.
-/// `types` is the type of the function.
-void registerHandler(
-    std::string name, Handler handler, const void* function, const Executor& executor, const char* location,
-    const std::type_info& types);
-/// The same for a member function: see methodKey().
-void registerMethod(
-    std::string name, Handler handler, std::string key, const Executor& executor, const char* location,
-    const std::type_info& types);
+/// What is registered with a handler.
+struct Registration {
+  std::string name{};
+  std::string key{};  ///< functionKey() or methodKey(), for nameOf(); empty for an object
+  /// Where TORCHRPC_FUNCTION is written, null for other registrations: with it, the same function may be registered
+  /// several times, and another function of the name is an error of each node that is constructed.
+  const char* location = nullptr;
+  Executor executor = Executor::pool();
+  const std::type_info* type = nullptr;  ///< of the function
+};
+/// Registers a handler. `registry`: that of a FunctionRegistry, or null, for all nodes of the process.
+void registerHandler(const std::shared_ptr<void>& registry, Registration registration, Handler handler);
 /// Throws Error(kArgumentMismatch).
 void expectArguments(size_t expected, size_t actual);
 /// Throws Error(kArgumentMismatch) with the text of `error`, the number of the argument and the parameter's type.
@@ -278,23 +279,25 @@ struct FunctionOptions {
 namespace detail {
 
 template <typename F>
-void registerAt(const char* location, std::string name, F function, const Executor& executor) {
+void registerAt(
+    const std::shared_ptr<void>& registry, const char* location, std::string name, F function,
+    const Executor& executor) {
   static_assert(
       requires { typename AdapterOf<F>::type; },
       "only a function, a member function, or an object with one operator() that is no template can be registered; for "
       "an overloaded one write torchrpc::overload<int(int)>(&function)");
-  using Signature = typename AdapterOf<F>::Signature;
   requireCallable(function);
+  Registration registration{
+      .name = std::move(name),
+      .location = location,
+      .executor = executor,
+      .type = &typeid(typename AdapterOf<F>::Signature)};
   if constexpr (std::is_member_function_pointer_v<F>) {
-    auto handler = AdapterOf<F>::type::adapt(function);
-    registerMethod(std::move(name), std::move(handler), methodKey(function), executor, location, typeid(Signature));
-  } else {
-    const void* address = nullptr;
-    if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
-    registerHandler(
-        std::move(name), AdapterOf<F>::type::adapt(std::move(function)), address, executor, location,
-        typeid(Signature));
+    registration.key = methodKey(function);
+  } else if constexpr (std::is_pointer_v<F>) {
+    registration.key = functionKey(function);
   }
+  registerHandler(registry, std::move(registration), AdapterOf<F>::type::adapt(std::move(function)));
 }
 
 /// For TORCHRPC_FUNCTION, while the program is loaded and nobody could catch an error: the constructors of nodes throw
@@ -304,7 +307,7 @@ void addRegistrationError(const char* location, const std::string& name, const E
 template <typename F>
 void declareAt(const char* location, const std::string& name, F function) {
   try {
-    registerAt(location, name, std::move(function), Executor::pool());
+    registerAt(nullptr, location, name, std::move(function), Executor::pool());
   } catch (const Error& error) {
     addRegistrationError(location, name, error);
   }
@@ -330,7 +333,7 @@ void declareAt(const char* location, const std::string& name, F function) {
 /// functions. Throws Error(kInvalidArgument) if the name is taken or empty, or `function` is null.
 template <typename F>
 void registerFunction(std::string name, F function, const FunctionOptions& options = {}) {
-  detail::registerAt(nullptr, std::move(name), std::move(function), options.executor);
+  detail::registerAt(nullptr, nullptr, std::move(name), std::move(function), options.executor);
 }
 
 /// Removes a function that registerFunction() or TORCHRPC_FUNCTION has registered; calls that run go on. Later calls of
@@ -345,6 +348,30 @@ struct RegisteredFunction {
 };
 /// The functions that are registered in this process, in the order of their names. Any thread.
 std::vector<RegisteredFunction> registeredFunctions();
+
+/// Functions for some of the nodes of this process: those whose NodeOptions::functions is this object. Such a node runs
+/// the function of this registry if a name is also registered for all nodes. Several workers in one process, as in a
+/// test, can so have functions of their own:
+/// `auto functions = std::make_shared<FunctionRegistry>(); functions->add("area", &area);`. Any thread.
+class FunctionRegistry {
+ public:
+  /// A registry without functions.
+  FunctionRegistry();
+  /// Does the same as registerFunction(), for the nodes of this registry, also for those that have started.
+  template <typename F>
+  void add(std::string name, F function, const FunctionOptions& options = {}) {
+    detail::registerAt(core_, nullptr, std::move(name), std::move(function), options.executor);
+  }
+  /// Removes a function that add() has registered; calls that run go on. Returns false if there is none.
+  bool remove(const std::string& name);
+  /// The functions of this registry, in the order of their names.
+  std::vector<RegisteredFunction> functions() const;
+  /// For internal use.
+  const std::shared_ptr<void>& core() const { return core_; }
+
+ private:
+  std::shared_ptr<void> core_;
+};
 
 /// Selects one of several overloaded functions or member functions by its type: `overload<int(int)>(&f)`,
 /// `overload<int(int) const>(&Class::f)`.

@@ -43,6 +43,7 @@ namespace torchrpc {
 inline namespace v1 {
 
 struct Call;
+class FunctionRegistry;
 
 /// The function that a call runs on the callee, by name. A plain string names a C++ function that a program or library
 /// has registered there (torchrpc/function.h).
@@ -138,14 +139,23 @@ c10::IValue startRemote(
 c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
 void registerObject(const NodeRef& node, const std::string& name, const c10::IValue& rref);
 c10::IValue lookUp(const NodeRef& node, const std::string& name);
-/// Returns the name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
-Callable nameOf(const void* function);
-/// The same for a member function: see methodKey().
-Callable nameOfMethod(const std::string& key);
+/// Returns the name under which the function with that functionKey() or methodKey() is registered for `node` or for all
+/// nodes. Throws Error(kInvalidArgument) if it is not registered.
+Callable nameOf(const NodeRef& node, const std::string& key);
+/// Copies the result of a call into `out`: see NodeRef::callInto().
+void copyResult(const at::Tensor& out, const c10::IValue& result);
+/// Throws Error(kInvalidArgument) for an undefined tensor.
+const at::Tensor& checkedOut(const at::Tensor& out);
 /// Returns the node to which an RRef belongs.
 NodeRef nodeOf(const c10::IValue& rref);
 
-/// Returns the key of a registered member function: the bytes of its pointer, and its type.
+/// Returns the key of a registered function: the bytes of its address.
+template <typename Function>
+std::string functionKey(Function* function) {
+  return {reinterpret_cast<const char*>(&function), sizeof(function)};
+}
+
+/// The same for a member function: the bytes of its pointer, and its type.
 template <typename Method>
 std::string methodKey(Method method) {
   std::string key(sizeof(method), '\0');
@@ -343,8 +353,27 @@ class NodeRef {
   Future<detail::ResultOf<R>> callAsync(
       const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return Future<detail::ResultOf<R>>(detail::startCall(
-        *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
+        *this, to, detail::nameOf(*this, detail::functionKey(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
+  }
+
+  /// Calls `callable(args...)`, whose result is a tensor, and copies the result into `out`, a tensor of the same shape
+  /// and dtype on any device. So a program that receives the same tensor again and again (weights, batches) keeps it
+  /// at one address, for example in pinned memory. The memory of the result is free afterwards. The copy is not
+  /// recorded by autograd. If the call fails, `out` is as before. Throws also Error: kInvalidArgument if `out` is
+  /// undefined, kResultMismatch if the result is another tensor or none.
+  template <typename... Args>
+  void callInto(const at::Tensor& out, const Destination& to, const Callable& callable, Args&&... args) const {
+    detail::checkedOut(out);
+    detail::copyResult(out, call<c10::IValue>(to, callable, std::forward<Args>(args)...));
+  }
+  /// The same, without waiting. `out` is written on a thread of the pool before the future is ready: do not use it
+  /// until then.
+  template <typename... Args>
+  Future<void> callIntoAsync(
+      const at::Tensor& out, const Destination& to, const Callable& callable, Args&&... args) const {
+    auto copy = [out = detail::checkedOut(out)](const c10::IValue& result) { detail::copyResult(out, result); };
+    return callAsync<c10::IValue>(to, callable, std::forward<Args>(args)...).then(std::move(copy));
   }
 
   /// Does the same as RRef::call() and RRef::callAsync(), with the time-out and the retry policy of this handle.
@@ -363,7 +392,7 @@ class NodeRef {
     requires std::is_member_function_pointer_v<Method>
   auto callAsync(const RRef<T>& rref, Method method, Args&&... args) const {
     return Future<detail::ResultOf<typename detail::MethodTraits<Method>::Result>>(detail::startCall(
-        *this, rref.owner(), detail::nameOfMethod(detail::methodKey(method)),
+        *this, rref.owner(), detail::nameOf(*this, detail::methodKey(method)),
         detail::methodArguments<Method>(rref, std::forward<Args>(args)...)));
   }
   /// The same.
@@ -382,7 +411,7 @@ class NodeRef {
   template <typename R, typename... A, bool is_noexcept, typename... Args>
   RRef<detail::Kept<R>> remote(const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return RRef<detail::Kept<R>>::of(detail::startRemote(
-        *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
+        *this, to, detail::nameOf(*this, detail::functionKey(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
@@ -391,7 +420,7 @@ class NodeRef {
     requires std::is_member_function_pointer_v<Method>
   auto remote(const RRef<T>& rref, Method method, Args&&... args) const {
     return RRef<detail::Kept<typename detail::MethodTraits<Method>::Result>>::of(detail::startRemote(
-        *this, rref.owner(), detail::nameOfMethod(detail::methodKey(method)),
+        *this, rref.owner(), detail::nameOf(*this, detail::methodKey(method)),
         detail::methodArguments<Method>(rref, std::forward<Args>(args)...)));
   }
   /// The same.
@@ -586,6 +615,9 @@ struct NodeOptions {
   /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
   /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption{};
+  /// The functions of this node, besides those that are registered for all nodes of the process: see
+  /// torchrpc/function.h. Null: none.
+  std::shared_ptr<FunctionRegistry> functions{};
   /// The functions that other workers may run here; empty optional: all. The entries are names of operators
   /// ("aten::add") and registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*",
   /// "cpp_function(search.*)").

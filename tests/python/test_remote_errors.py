@@ -212,6 +212,25 @@ def test_a_result_that_cannot_be_sent_is_named_and_the_group_continues():
     assert rpc.rpc_sync("worker1", not_on_callee) == 1
 
 
+class RaisesWhenRead:
+    def __reduce__(self):
+        return fail_to_read, ()
+
+
+def fail_to_read():
+    raise LookupError("not on this side")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes of exceptions need Python 3.11")
+def test_the_error_of_a_result_that_cannot_be_read_names_its_worker():
+    with pytest.raises(LookupError, match="not on this side") as raised:
+        rpc.rpc_sync("worker1", RaisesWhenRead)
+    assert raised.value.__notes__ == ["raised while worker0 read the result of a call to worker1"]
+    with pytest.raises(LookupError, match="not on this side") as raised:
+        rpc.rpc_async("worker1", RaisesWhenRead).wait()
+    assert raised.value.__notes__ == ["raised while worker0 read the result of a call to worker1"]
+
+
 def test_a_value_that_cannot_be_sent_can_stay_in_an_rref():
     rref = rpc.remote("worker1", threading.Lock)
     with pytest.raises(TypeError, match="cannot send a value of type lock"):

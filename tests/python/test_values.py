@@ -324,6 +324,28 @@ def test_an_opaque_tensor_is_refused_with_a_text(to):
     assert rpc.rpc_sync(to, same, (1,)) == 1
 
 
+def opaque_among_others():
+    return {"a": torch.ones(3), "b": opaque()}
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no MKL-DNN")
+@pytest.mark.parametrize("to", ["worker0", "worker1"])
+def test_the_error_for_a_tensor_says_which_one_and_between_which_workers(to):
+    tensors = [torch.ones(3), torch.ones(2, dtype=torch.int8), opaque()]
+    with pytest.raises(RuntimeError) as raised:
+        rpc.rpc_sync(to, same, (tensors,))
+    assert re.search(
+        rf"worker0 cannot send a call to {to}: cannot send a tensor of layout Mkldnn: .*"
+        r"It is tensor 3 of the 3 tensors of the message.* the shape \[2, 2\] and the dtype Float",
+        str(raised.value),
+    )
+    with pytest.raises(RuntimeError) as raised:
+        rpc.rpc_sync(to, opaque_among_others)
+    receiver = "itself" if to == "worker0" else "worker0"
+    assert f"{to} cannot send the result to {receiver}: cannot send a tensor of layout Mkldnn" in str(raised.value)
+    assert "It is tensor 2 of the 2" in str(raised.value)
+
+
 def numbers():
     yield 1
 

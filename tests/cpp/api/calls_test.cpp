@@ -88,6 +88,7 @@ struct Fence {
   int length() const { return 1; }
   int length(int factor) & { return factor; }
 };
+int onlyHere(int number) { return number + 1; }
 void failWith(const std::string& how) {
   if (how == "range") throw std::out_of_range("far");
   throw 42;
@@ -128,6 +129,83 @@ TEST_CASE("registered functions are listed with their types, and can be removed"
   registerFunction("removed", &poke);
   group[0].call(1, "removed");
   CHECK(unregisterFunction("removed"));
+}
+
+TEST_CASE("a registry of functions belongs to the nodes that have it") {
+  const auto functions = std::make_shared<FunctionRegistry>();
+  functions->add("whoAmI", [](const Call& call) { return call.node.self().name; });
+  functions->add("area.none", [] { return 7; });  // all nodes have another one
+  functions->add("own.fail", &fail);
+  CHECK_THAT(errorOf([&] { functions->add("whoAmI", [] {}); }).text(), Catch::Contains("whoAmI is registered already"));
+  CHECK(errorOf([&] { functions->add("", [] {}); }).code() == ErrorCode::kInvalidArgument);
+  Group group(3, [&](NodeOptions& options) {
+    if (options.rank > 0) options.functions = functions;
+  });
+  CHECK(group[0].call<std::string>(1, "whoAmI") == "worker1");
+  CHECK(group[0].call<std::string>(2, "whoAmI") == "worker2");
+  CHECK(errorOf([&] { group[1].call<std::string>(0, "whoAmI"); }).code() == ErrorCode::kNoSuchFunction);
+  CHECK(group[0].call<int>(1, "area.none") == 7);
+  CHECK(group[1].call<int>(0, "area.none") == 0);
+  CHECK(functions->functions().size() == 3);
+  CHECK(functions->functions()[1].name == "own.fail");
+  CHECK(functions->functions()[2].type == "std::string (torchrpc::Call const&)");
+  CHECK(std::ranges::count(registeredFunctions(), "whoAmI", &RegisteredFunction::name) == 0);
+
+  functions->add("later", &onlyHere);
+  CHECK(group[1].call(2, &onlyHere, 4) == 5);  // the caller knows its name from its own registry
+  CHECK_THAT(errorOf([&] { group[0].call(2, &onlyHere, 4); }).text(), Catch::Contains("not registered here"));
+  CHECK(functions->remove("later"));
+  CHECK_FALSE(functions->remove("later"));
+  CHECK_THAT(errorOf([&] { group[1].call(2, &onlyHere, 4); }).text(), Catch::Contains("not registered here"));
+  CHECK(errorOf([&] { group[0].call<int>(2, "later", 4); }).code() == ErrorCode::kNoSuchFunction);
+}
+
+TEST_CASE("two lambdas cannot be declared under one name") {
+  torchrpc::v1::detail::declareAt("first.cpp:1", "twoLambdas", [] { return 1; });
+  torchrpc::v1::detail::declareAt("first.cpp:1", "twoLambdas", [] { return 1; });  // a header that two files include
+  const auto second = [] { return 2; };
+  CHECK_THAT(
+      errorOf([&] {
+        torchrpc::v1::detail::registerAt(nullptr, "second.cpp:2", "twoLambdas", second, Executor::pool());
+      }).text(),
+      Catch::Contains("at first.cpp:1 and at second.cpp:2"));
+  CHECK(unregisterFunction("twoLambdas"));
+}
+
+TEST_CASE("a result is copied into a tensor of the caller") {
+  Group group(2);
+  const auto out = at::zeros({2, 3});
+  const auto* address = out.data_ptr();
+  const auto rows = std::vector<int64_t>{2, 3};
+  group[0].callInto(out, 1, op("aten::full"), rows, 5.0);
+  CHECK(out.equal(at::full({2, 3}, 5.0)));
+  group[0].callIntoAsync(out, 1, op("aten::full"), rows, 6.0).wait();
+  CHECK(out.equal(at::full({2, 3}, 6.0)));
+  CHECK(out.data_ptr() == address);
+  const auto strided = at::zeros({3, 2}).t();  // any layout of the same shape
+  group[0].callInto(strided, 1, op("aten::full"), rows, 7.0);
+  CHECK(strided.equal(at::full({2, 3}, 7.0)));
+  const auto leaf = at::zeros({2, 3}).requires_grad_();
+  group[0].callInto(leaf, 1, op("aten::full"), rows, 8.0);
+  CHECK((leaf.is_leaf() && leaf.detach().equal(at::full({2, 3}, 8.0))));
+
+  const auto refused = [&](const Callable& callable, const auto&... args) {
+    const auto before = out.clone();
+    const auto error = errorOf([&] { group[0].callInto(out, 1, callable, args...); });
+    CHECK(error.code() == ErrorCode::kResultMismatch);
+    CHECK(errorOf([&] { group[0].callIntoAsync(out, 1, callable, args...).wait(); }).text() == error.text());
+    CHECK(out.equal(before));
+    return error.text();
+  };
+  CHECK_THAT(
+      refused(op("aten::full"), std::vector<int64_t>{3, 2}, 1.0),
+      Catch::Contains("expected a tensor of the shape [2, 3] and the dtype Float, but got a tensor of the shape [3, 2] "
+                      "and the dtype Float"));
+  CHECK_THAT(refused(op("aten::full"), rows, 1), Catch::Contains("but got a tensor of the shape [2, 3] and the dtype"));
+  CHECK_THAT(refused("area.none"), Catch::Contains("but got a value of the type int"));
+  CHECK(errorOf([&] { group[0].callInto(out, 1, "fail", "why"); }).code() == ErrorCode::kUserException);
+  CHECK(errorOf([&] { group[0].callInto({}, 1, "area.none"); }).code() == ErrorCode::kInvalidArgument);
+  CHECK(errorOf([&] { group[0].callIntoAsync({}, 1, "area.none"); }).code() == ErrorCode::kInvalidArgument);
 }
 
 TEST_CASE("an error has the type of the exception that the function threw") {

@@ -101,6 +101,14 @@ void registerMore() {
   torchrpc::registerFunction("count", [count = int32_t{0}]() mutable { return ++count; });
 }
 
+std::shared_ptr<torchrpc::FunctionRegistry> ownFunctions() {
+  auto functions = std::make_shared<torchrpc::FunctionRegistry>();
+  functions->add("add", &Counter::add);
+  functions->add("sum", &sum);
+  if (functions->functions().size() == 2) functions->remove("sum");
+  return functions;
+}
+
 void call(const torchrpc::NodeRef& node) {
   const std::vector<double> numbers(1000, 0.5);
   (void)node.withTimeout(5s).withKey("one").call("b", &sum, numbers, "text");
@@ -108,6 +116,9 @@ void call(const torchrpc::NodeRef& node) {
   node.call("b", &nothing);
   (void)node.call<at::Tensor>("b", torchrpc::op("aten::add"), at::ones({2}), 1);
   (void)node.call<std::vector<std::string>>("b", torchrpc::python("module.function"), Color::kBlue, 1.5f);
+  const auto ones = at::ones({2});
+  node.callInto(ones, "b", torchrpc::op("aten::add"), ones, 1);
+  node.callIntoAsync(ones, "b", torchrpc::op("aten::add"), ones, 1).wait();
   const auto future =
       node.callAsync("b", &later, "c").then([](torchrpc::Future<int32_t> ready) { return ready.wait(); });
   if (!future.ready()) (void)future.wait(10ms);
@@ -170,6 +181,7 @@ int run(const char* name) {
     torchrpc::NodeOptions options{
         .rank = 0,
         .tls = {.certificate = "a.pem"},
+        .functions = ownFunctions(),
         .allowed_functions_of = {{.workers = "client-*", .functions = {}}},
         .limits = {.tensors = 100},
         .quotas = {{.callers = "*", .calls = 5}},

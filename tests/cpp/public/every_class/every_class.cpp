@@ -344,6 +344,10 @@ void registerMore() {
   };
   EXPECT(listed("removed") && listed("twice.real"));
   EXPECT(unregisterFunction("removed") && !unregisterFunction("removed") && !listed("removed"));
+  FunctionRegistry own;
+  own.add("removed", overload<int64_t(int64_t)>(&twice));
+  EXPECT(own.core() && own.functions().size() == 1 && own.functions()[0].name == "removed" && !listed("removed"));
+  EXPECT(own.remove("removed") && !own.remove("removed"));
 }
 
 // --- What is used
@@ -394,6 +398,11 @@ void calls(Group& group) {
     EXPECT(node.callAsync<int64_t>(to, Callable("minus"), 5, 3).wait() == 2);
     node.call(to, &nothing);
     EXPECT(node.call<at::Tensor>(to, op("aten::add"), at::ones({2}), 1).equal(at::full({2}, 2.0)));
+    const auto out = at::zeros({2});
+    node.callInto(out, to, op("aten::add"), at::ones({2}), 1);
+    EXPECT(out.equal(at::full({2}, 2.0)));
+    node.callIntoAsync(out, to, op("aten::add"), at::ones({2}), 2).wait();
+    EXPECT(out.equal(at::full({2}, 3.0)));
     EXPECT(node.call(to, &addElsewhere, "c", 5) == 6);
     EXPECT(node.call(to, &addEverywhere, std::vector<std::string>{"a", "b", "c"}, 1) == 4);
     EXPECT(node.call(to, &addTwice, "a") == 12);
