@@ -43,6 +43,9 @@ LIBRARY = f"csrc/libtorchrpc.so.{VERSION}"
 LAYERS = {
     "wire": ("wire",),
     "transport": ("transport",),
+    "peers": ("agent", "node", "simulation"),
+    "calls": ("agent", "node", "simulation"),
+    "group": ("agent", "node", "simulation"),
     "agent": ("agent", "node", "simulation"),
     "rref": ("rref", "simulation"),
     "autograd": ("autograd", "simulation"),

@@ -2,13 +2,13 @@
 
 #include <benchmark/benchmark.h>
 
-#include "agent/call_table.h"
+#include "calls/call_table.h"
 
 using namespace torchrpc;
 
 namespace {
 
-CallTable::Call callUntil(TimePoint deadline) {
+ClientCall callUntil(TimePoint deadline) {
   return {.to = 1, .timeout = std::chrono::seconds(60), .deadline = deadline, .handler = [](const Result<Message>&) {}};
 }
 

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "agent/rendezvous.h"
+#include "group/rendezvous.h"
 #include "testing/simulated_network.h"
 
 namespace torchrpc {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "agent/current_call.h"
-#include "agent/repeatable_header.h"
 #include "base/exception.h"
 #include "base/os/threads.h"
 #include "base/random.h"
+#include "calls/current_call.h"
+#include "calls/repeatable_header.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -21,12 +21,6 @@ constexpr Duration kAuditFlushTime = std::chrono::seconds(5);
 /// The time-out of a worker's answer to a ping if liveness has no limit.
 constexpr Duration kPingTimeout = std::chrono::seconds(30);
 
-Error lostError(const WorkerInfo& peer, const Error& reason) {
-  return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
-}
-
-size_t bytesOf(const Message& message) { return message.payload.size() + message.tensorBytes(); }
-
 std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transport& transport) {
   return std::make_shared<ThreadPool>(ThreadPool::Options{
       .size = options.threads,
@@ -38,29 +32,11 @@ std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transpor
                   FutexWaiter& waiter) { transport.park(done, waiter, kNever, /*preemptible=*/true); }});
 }
 
-std::string deadlineHeader(Duration timeout) {
-  std::string bytes;
-  Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
-  return bytes;
-}
-
-/// The error for a message that `self` cannot encode. `what`: for example "a call to worker1".
-Error unsendableError(const std::string& self, const std::string& what, const Error& error) {
-  return {error.code(), self + " cannot send " + what + ": " + error.text(), self};
-}
-
-/// The transport's error for a frame that it did not send, as the caller's error.
-Error unsentError(const WorkerInfo& to, const Error& reason) {
-  return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
-}
-
-}  // namespace
-
-namespace {
 uint64_t nextNodeNumber() {
   static std::atomic<uint64_t> number{0};
   return ++number;
 }
+
 }  // namespace
 
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
@@ -80,10 +56,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           {.on_new_incarnation = [this](const Peer& peer) { onNewIncarnation(peer); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .is_lost = [this](const WorkerInfo& worker) { return membership_.living({worker}).empty(); },
-           .is_awaited = [this](
-                             CallId call,
-                             const Link& link) { return calls_.awaits(call, link.peer().id, link.incarnation()); },
-           .on_inspect = [this](const auto& link, Frame frame) { onInspect(link, std::move(frame)); },
+           .is_awaited = [this](CallId call, const Link& link) { return made_.awaits(call, link); },
+           .on_inspect = [this](const auto& link, Frame frame) { served_.inspect(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity =
                [this](const Link& link) {
@@ -91,27 +65,45 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
                  membership_.onActivity(link.peer(), link.incarnation());
                }}),
       liveness_(options_.self.id, options_.liveness, *timer_, connections_),
-      reliable_(
-          *timer_,
-          {.send = [this](const auto& request) { attempt(request); },
-           .resend =
-               [this](const auto& request) {
-                 // Between two attempts the call is not in the table.
-                 if (calls_.contains(request.message.call)) sendWithFaults(request.to, request.message);
-               }}),
-      repeated_(
-          *timer_,
-          {.send = [this](const auto& call) { attemptCall(call); },
-           .post_after = [this](Duration delay, auto task) { postAfter(delay, std::move(task)); },
-           .incarnation = [this](WorkerId id) { return this->incarnation(id); },
-           .worker = [this](WorkerId id) { return this->worker(id); },
-           .next_random = options_.next_random ? options_.next_random : randomNumber}),
+      made_(
+          {.incarnation = options_.incarnation,
+           .limits = options_.limits,
+           .propagate_deadlines = options_.propagate_deadlines,
+           .cancel_on_timeout = options_.cancel_on_timeout,
+           .faults = options_.faults,
+           .next_random = options_.next_random ? options_.next_random : randomNumber},
+          {.node = number_,
+           .timer = *timer_,
+           .directory = directory_,
+           .connections = connections_,
+           .liveness = liveness_,
+           .activity = activity_,
+           .serve_own = [this](const FrameInfo& info, Frame frame) { served_.serveOwn(info, std::move(frame)); },
+           .cancel_own = [this](CallId id, CancelKind kind) { cancelServed({0, id}, kind); },
+           .on_ended =
+               [this](const ClientCall& call) {
+                 if (beginsWork(call.kind)) program_threads_.onCallEnded(call.thread, call.since, unansweredCount());
+               },
+           .thread_shortage = [this](Duration timeout) { return threadShortage(timeout); },
+           .post_after = [this](Duration delay, auto task) { postAfter(delay, std::move(task)); }}),
       keyed_(
           {.self = options_.self.name, .incarnation = options_.incarnation, .window = options_.idempotency_window},
           *timer_),
       pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
       strand_(*pool_, options_.enter_strand),
-      server_(
+      served_(
+          {.maker = maker_,
+           .self = directory_.self(),
+           .limits = options_.limits,
+           .timer = *timer_,
+           .connections = connections_,
+           .quotas = quotas_,
+           .audit_log = options_.audit_log.get(),
+           .activity = activity_,
+           .ending = ending_,
+           .program_threads = program_threads_,
+           .cancelled = cancelled_,
+           .complete_own = [this](CallId id, Result<Message> result) { made_.complete(id, std::move(result)); }},
           {.self = directory_.self(),
            .node = number_,
            .incarnation = options_.incarnation,
@@ -122,23 +114,25 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .keyed = keyed_,
            .is_group_function = [this](const Message& message) { return isGroupFunction(message); },
            .decode = [this](Frame frame, WorkerId from) { return decode(std::move(frame), from, nullptr); },
-           .closing = [this] { return closing(); },
+           .closing = [this] { return made_.closing(); },
            .not_served =
                [this](const Message& message) {
                  if (late_reply_observer_) late_reply_observer_(message);
                }}),
       membership_(*pool_) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
-    calls_.addOutstanding(workers);
+    made_.table().addOutstanding(workers);
     workers.erase(self().id);
   });
 }
 
 Agent::~Agent() { close(); }
 
-void Agent::on(Kind kind, Where where, RequestHandler handler) { server_.on(kind, where, std::move(handler)); }
+void Agent::on(Kind kind, Where where, RequestHandler handler) {
+  served_.handlers().on(kind, where, std::move(handler));
+}
 
-void Agent::onLoopFirst(Kind kind, LoopHandler handler) { server_.onLoopFirst(kind, std::move(handler)); }
+void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.handlers().onLoopFirst(kind, std::move(handler)); }
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
@@ -224,44 +218,6 @@ bool Agent::anyAnswersPing(const std::vector<WorkerRecord>& workers) {
   return connections_.anyAnswersPing(workers, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
-void Agent::finish(const CallTable::Call& call, Result<Message> result) {
-  if (refusesProgram() && beginsWork(call.kind)) {
-    program_threads_.onCallEnded(call.thread, call.since, unansweredCount());
-  }
-  if (call.note.number != 0) observer_->onReply(call.note, result);
-  call.handler(std::move(result));
-}
-
-void Agent::settle(const CallTable::Call& call, Result<Message>&& result) {
-  if (call.attempt && result) {
-    const auto& reply = result.value();
-    call.attempt->is_answered = true;
-    call.attempt->is_refused = reply.kind == Kind::kError && reply.header(HeaderKind::kRepeatable);
-  }
-  if (result && result.value().kind == Kind::kError) {
-    try {
-      result = decodeError(result.value());
-    } catch (const Error& e) {
-      result = e;
-    }
-    if (result.error().code() == ErrorCode::kShutdown && call.to != self().id) is_peer_ending_ = true;
-  }
-  finish(call, std::move(result));
-}
-
-Messenger::ReplyHandler Agent::observed(WorkerId to, const Message& message, ReplyHandler handler) {
-  const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
-  if (note.number == 0) return handler;
-  return [this, note, handler = std::move(handler)](Result<Message> result) {
-    observer_->onReply(note, result);
-    handler(std::move(result));
-  };
-}
-
-Error Agent::closing() const {
-  return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
-}
-
 Error Agent::forkedError() const {
   return {
       ErrorCode::kShutdown,
@@ -276,175 +232,12 @@ Error Agent::forkedError() const {
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   if (refusesOwn(message.kind)) return handler(refusal());
-  if (message.repetition) return requestRepeatedly(to, std::move(message), timeout, std::move(handler));
-  const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
-  timeout = limitTimeout(message, timeout);
-  message.call = calls_.nextId();
-  start(to, message, timeout, std::move(handler), nullptr, note);
+  made_.request(to, std::move(message), timeout, std::move(handler));
 }
 
-void Agent::start(
-    WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt,
-    const ReplyObserver::Note& note) {
-  const auto id = message.call;
-  CallTable::Call call{
-      .to = to, .timeout = timeout, .since = timer_->now(), .kind = message.kind, .bytes = bytesOf(message)};
-  call.deadline = deadlineAfter(timeout, call.since);
-  auto& record = ThreadRecord::ofThisThread();
-  record.setLastCall(id);
-  call.thread = record.thread();
-  // Not requests of protocols between nodes, which must arrive.
-  const auto operation = traitsOf(message.kind).operation;
-  const bool is_for_caller = operation == Operation::kCall || operation == Operation::kFetch;
-  const auto& served = currentCall();
-  if (is_for_caller && served.node == number_ && served.ends_calls) call.made_for = served.id;
-  call.token = ActivityToken(activity_);
-  call.handler = std::move(handler);
-  call.attempt = attempt;
-  call.note = note;
-  const auto kind = message.kind;  // the message may belong to a later attempt once the call is in the table
-  std::shared_ptr<Link> link;
-  Frame frame;
-  if (to != self().id && !options_.faults && !closing_) {
-    try {
-      frame = encode(to, message);
-      link = connections_.link(to);
-    } catch (const Error& error) {
-      return finish(call, error);
-    }
-    call.link = link->id();
-    call.incarnation = link->incarnation();
-  }
-  const auto deadline = call.deadline;
-  bool needs_timer = false;
-  if (closing_ || !calls_.add(id, call, needs_timer)) {
-    return finish(call, closing());
-  }
-  if (needs_timer) armTimer(deadline);
-  liveness_.onRequest();
-  if (link) return sendOver(*link, id, kind, std::move(frame));
-  sendWithFaults(to, message);
-}
-
-void Agent::sendWithFaults(WorkerId to, const Message& message) {
-  const auto id = message.call;
-  const auto fault = options_.faults ? options_.faults(message) : SendFault();
-  if (fault.fail) {
-    failUnsent(id, {ErrorCode::kWorkerLost, "this fault was injected"});
-  } else if (fault.delay > Duration::zero() && directory_.find(to)) {  // otherwise it fails now
-    auto send_late = [this, to, id, incarnation = directory_.incarnation(to), message] {
-      if (const auto replaced = checkIncarnation(to, incarnation)) return failUnsent(id, *replaced);
-      send(to, id, message);
-    };
-    timer_->after(fault.delay, std::move(send_late));
-  } else {
-    send(to, id, message);
-  }
-}
-
-Duration Agent::limitTimeout(Message& message, Duration timeout) const {
-  const auto deadline = currentDeadline();
-  // Messages of protocols between nodes must arrive, whatever the deadline of the program.
-  if ((!options_.propagate_deadlines && deadline == kNever) || !carriesValues(message.kind)) return timeout;
-  if (deadline != kNever) timeout = std::min(timeout, std::max<Duration>(deadline - timer_->now(), Duration(1)));
-  if (timeout == kNoLimit) return timeout;
-  message.headers.push_back({HeaderKind::kDeadline, deadlineHeader(timeout)});
-  return timeout;
-}
-
-Status Agent::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
-  const auto latest = directory_.incarnation(worker);
-  if (incarnation == 0 || latest <= incarnation) return std::nullopt;
-  return replacedError(this->worker(worker));
-}
-
-void Agent::send(WorkerId to, CallId id, const Message& message) {
-  try {
-    if (to == self().id) {
-      auto copy = encode(to, message);
-      const auto call =
-          std::make_shared<ServerCall>(*this, self(), FrameInfo{message.kind, id}, timer_->now(), nullptr);
-      call->activity = ActivityToken(activity_);  // the call that is made may end before the function does
-      return server_.serve(call, std::move(copy));
-    }
-    const auto kind = message.kind;  // the message may belong to a later attempt once the call has a link
-    auto frame = encode(to, message);
-    const auto link = connections_.link(to);
-    calls_.assign(
-        id, link->id(),
-        link->incarnation());  // sent even if it has expired: RRefs in it have been forked to the callee
-    sendOver(*link, id, kind, std::move(frame));
-  } catch (const Error& e) {
-    complete(id, e);
-  }
-}
-
-Frame Agent::encode(WorkerId to, const Message& message) const try {
-  return to == self().id ? encodeCopy(message, options_.limits) : encodeFrame(message, options_.limits);
-} catch (const Error& error) {
-  throw unsendableError(self().name, "a call to " + worker(to).name, error);
-}
-
-void Agent::sendOver(Link& link, CallId id, Kind kind, Frame frame) {
-  const auto done = [this, id](const Status& failure) {
-    if (failure) failUnsent(id, *failure);
-  };
-  // Other requests are small, or belong to protocols between nodes that must not wait.
-  if (isCall(kind)) return link.sendCall(id, std::move(frame), done);
-  link.send(std::move(frame), done);
-}
-
-void Agent::failUnsent(CallId id, const Error& reason) {
-  if (auto call = calls_.take(id)) finish(*call, unsentError(worker(call->to), reason));
-}
-
-void Agent::complete(CallId id, Result<Message> result) {
-  if (const auto call = calls_.take(id)) return settle(*call, std::move(result));
-  onLateReply(result);
-}
-
-// Call ids are consecutive numbers, so any member can guess them: a reply counts only if it comes from the worker to
-// which the call was sent. Resources in foreign replies are not released, because they belong to their sender.
-void Agent::onReply(const Link& link, CallId id, Frame frame) {
-  auto result = decode(std::move(frame), link.peer().id, &link);
-  bool is_foreign = false;
-  if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
-    return settle(*call, std::move(result));
-  }
-  if (!is_foreign) return onLateReply(result);
-  foreign_replies_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void Agent::onLateReply(const Result<Message>& result) {
-  late_replies_.fetch_add(1, std::memory_order_relaxed);
-  if (result && late_reply_observer_) late_reply_observer_(result.value());
-}
-
-void Agent::armTimer(TimePoint deadline) {
-  timer_->at(deadline, [this] { expire(); });
-}
-
-void Agent::expire() {
-  TimePoint next;
-  auto expired = calls_.takeExpired(timer_->now(), next);
-  if (next != kNever) armTimer(next);
-  for (auto& call : expired) {
-    const auto timeout = call.attempt ? call.attempt->timeout : call.timeout;
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    const auto to = worker(call.to);
-    const Error error(
-        ErrorCode::kTimeout,
-        "RPC ran for more than set timeout (" + std::to_string(ms) +
-            " ms) and will now be marked with an error: " + to.name +
-            " has not replied. Pass a longer timeout to the call, or a longer default to the worker (in Python "
-            "rpc_timeout of its options, in C++ NodeOptions::timeout)" +
-            threadShortage(call.timeout),
-        to.name);
-    finish(call, error);
-    // An attempt of a call that may be repeated is not cancelled: a later one may need its result.
-    const bool runs_call = traitsOf(call.kind).operation == Operation::kCall && !call.attempt;
-    if (runs_call) notifyCallee(call, options_.cancel_on_timeout ? CancelKind::kStop : CancelKind::kAbandon);
-  }
+void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
+  if (!isInItsProcess()) return handler(forkedError());
+  made_.requestReliably(to, std::move(message), std::move(handler));
 }
 
 std::string Agent::threadShortage(Duration timeout) const {
@@ -471,33 +264,11 @@ std::string Agent::threadShortage(Duration timeout) const {
 // unless other calls of that caller are unanswered: then its entry stays until the link ends or many other entries have
 // been added.)
 
-bool Agent::cancel(CallId id) {
-  if (!isInItsProcess()) return false;
-  const auto call = calls_.take(id);
-  if (!call) return false;
-  const auto to = worker(call->to);
-  finish(*call, Error(ErrorCode::kCancelled, "the call to " + to.name + " was cancelled by its caller", to.name));
-  notifyCallee(*call, CancelKind::kStop);
-  return true;
-}
-
-void Agent::notifyCallee(const CallTable::Call& call, CancelKind kind) {
-  if (call.to == self().id) return cancelServed({0, call.id}, kind);
-  for (const auto& link : connections_.links()) {
-    if (link->id() != call.link) continue;
-    std::string payload;
-    Writer writer(payload);
-    writer.put(call.id);
-    writer.put(kind);
-    // Sent as a call, so that it does not overtake a call that is held back.
-    link->sendCall(
-        calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
-  }
-}
+bool Agent::cancel(CallId id) { return isInItsProcess() && made_.cancel(id); }
 
 void Agent::cancelServed(const ServedId& id, CancelKind kind) {
   if (kind == CancelKind::kAbandon) return cancelled_.cancel(id, kind);
-  const auto made = calls_.madeFor(id);  // before the function is told: it may make calls to clean up
+  const auto made = made_.table().madeFor(id);  // before the function is told: it may make calls to clean up
   cancelled_.cancel(id);
   for (const auto call : made) cancel(call);
 }
@@ -524,99 +295,6 @@ bool Agent::onCancelled(const ServedId& id, CancelledCalls::Handler handler, Can
   if (!cancelled_.onCancelled(id, std::move(handler), kind)) return false;
   if (id.link != 0 && !connections_.isOpen(id.link)) cancelled_.loseLink(id.link);
   return true;
-}
-
-// --- Calls that may be repeated ---
-
-void Agent::requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
-  const auto repetition = std::exchange(message.repetition, nullptr);
-  const auto refuse = [&](const std::string& text) {
-    handler(Error(ErrorCode::kInvalidArgument, text, worker(to).name));
-  };
-  if (!isCall(message.kind)) return refuse("only calls can be repeated");
-  if (repetition->policy.retries > 0 && message.header(HeaderKind::kRRefForks)) {
-    return refuse(
-        "a call with RRefs among its arguments cannot have retries, because RRefs are lost with the connection to " +
-        worker(to).name + ": send the values, or give it an idempotency key alone");
-  }
-  timeout = limitTimeout(message, timeout);
-  const auto call = std::make_shared<RepeatedCalls::Call>();
-  call->to = to;
-  call->timeout = timeout;
-  call->deadline = deadlineAfter(timeout, timer_->now());
-  call->has_deadline_header = message.header(HeaderKind::kDeadline) != nullptr;
-  if (!repetition->key.empty()) call->digest = digestOf(message);
-  call->repetition = repetition;
-  call->token = ActivityToken(activity_);
-  call->handler = observed(to, message, std::move(handler));
-  call->message = std::move(message);
-  repeated_.add(call);
-}
-
-void Agent::attemptCall(const RepeatedCalls::CallPtr& call) {
-  auto& message = call->message;
-  const bool after_restart = call->repetition->policy.after_restart;
-  const RepeatableHeader header{
-      .key = call->repetition->key,
-      .number = call->number,
-      .oldest = call->number == 0 ? 0 : repeated_.oldestNumber(call->to),
-      .incarnation = after_restart ? 0 : call->may_have_run_on,
-      .digest = call->digest,
-      .attempt = call->attempts};
-  message.setHeader(HeaderKind::kRepeatable, header.encode());
-  auto timeout = call->timeout;
-  if (call->deadline != kNever) timeout = std::max<Duration>(call->deadline - timer_->now(), Duration(1));
-  if (call->has_deadline_header) message.setHeader(HeaderKind::kDeadline, deadlineHeader(timeout));
-  message.call = calls_.nextId();
-  // An answer of this worker to itself is no loss, whatever its error.
-  call->attempt = {.timeout = call->timeout, .is_answered = call->to == self().id};
-  start(
-      call->to, message, timeout,
-      [this, call](Result<Message> result) { repeated_.onAttempt(call, std::move(result)); }, &call->attempt);
-}
-
-// --- Requests that must arrive ---
-
-namespace {
-constexpr int kMaxLostAttempts = 8;
-constexpr Duration kLongestPause = std::chrono::seconds(2);
-}  // namespace
-
-void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
-  if (!isInItsProcess()) return handler(forkedError());
-  TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
-  auto observed_handler = observed(to, message, std::move(handler));
-  message.call = calls_.nextId();
-  reliable_.add(std::make_shared<ReliableRequests::Request>(
-      to, directory_.incarnation(to), std::move(message), Responder(std::move(observed_handler)),
-      ActivityToken(activity_)));
-}
-
-void Agent::attempt(const ReliableRequests::RequestPtr& request) {
-  if (const auto replaced = checkIncarnation(request->to, request->incarnation)) {
-    // is_lost is false, because waiting requests may have been made for the later incarnation.
-    return reliable_.finish(request, lostError(worker(request->to), *replaced), /*is_lost=*/false);
-  }
-  if (liveness_.isSilent(request->to)) {
-    const auto to = worker(request->to);
-    const auto error = lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name});
-    return reliable_.finish(request, error, /*is_lost=*/true);
-  }
-  start(request->to, request->message, kNoLimit, [this, request](Result<Message> result) {
-    const auto code = result ? ErrorCode::kUnknown : result.error().code();
-    const bool is_lost = code == ErrorCode::kWorkerLost;
-    if (is_lost) ++request->lost_attempts;
-    // A time-out is an answer of the peer, because this side has set none.
-    const bool may_retry = code == ErrorCode::kTimeout || (is_lost && request->lost_attempts < kMaxLostAttempts);
-    if (result || !may_retry || closing_) {
-      // The peer may also answer that another worker is lost.
-      const bool is_unreachable = is_lost && result.error().worker() == worker(request->to).name;
-      return reliable_.finish(request, std::move(result), is_unreachable);
-    }
-    const auto next_pause = std::min<Duration>(request->pause * 2, kLongestPause);
-    const auto pause = std::exchange(request->pause, next_pause);
-    timer_->after(pause, [this, request] { attempt(request); });  // may already run on the timer's thread
-  });
 }
 
 // --- Frames that arrive ---
@@ -662,7 +340,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return onMalformed(*link, info ? std::optional(info->kind) : std::nullopt, error);
   }
   if (*role == Role::kReply) {
-    onReply(*link, info->call, std::move(frame));
+    made_.onReply(*link, info->call, decode(std::move(frame), link->peer().id, link.get()));
     return link->onAnswered(info->call);
   }
   if (link->replyQueue().isOverrun()) {
@@ -670,91 +348,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return link->cutOff({ErrorCode::kProtocol, name + " does not read the replies to its requests", name});
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
-  const auto call = std::make_shared<ServerCall>(*this, link->peer(), *info, timer_->now(), link);
-  call->is_counted = isCounted(info->kind);
-  call->call_bytes = isCall(info->kind) ? bytesOf(frame) : 0;
-  call->is_from_member = link->isMember();
-  call->activity = ActivityToken(activity_);
-  if (call->is_counted) link->addUnanswered();
-  call->is_program_timed = call->is_counted && refusesProgram();
-  if (call->is_program_timed) program_threads_.onArrived(call->arrived);
-  Status over_quota;
-  if (frame.failure && frame.failure->code() == ErrorCode::kQuotaExceeded) over_quota = *frame.failure;
-  if (call->is_counted && !over_quota && (link->usage() || (quotas_.limitsCalls() && isCall(info->kind)))) {
-    try {
-      takeQuota(*call, bytesOf(frame), std::move(bytes_token));
-    } catch (const Error& error) {
-      over_quota = error;
-    }
-  }
-  const bool is_refused = over_quota || (isForMembers(info->kind) && !link->isMember());
-  if (options_.audit_log && (call->is_counted || is_refused)) {
-    call->audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info->kind, bytesOf(frame));
-  }
-  const Responder responder(call);
-  if (call->is_counted && ending_.hasBegun()) {
-    link->requireReader();
-    // The header says that the call has not begun: it may be sent again to a worker that is started in this one's
-    // place.
-    auto refusal = encodeError(endingError());
-    refusal.headers.push_back({HeaderKind::kRepeatable, {}});
-    return responder.reply(std::move(refusal));
-  }
-  if (over_quota) {
-    refused_by_quota_.fetch_add(1, std::memory_order_relaxed);
-    return responder.fail(*std::move(over_quota));
-  }
-  // Reports do not wait in line, as calls do, until the peer has read its replies.
-  if (info->kind == Kind::kInspect && link->replyQueue().shouldDefer()) {
-    const auto& name = link->peer().name;
-    return responder.fail(
-        Error(ErrorCode::kQuotaExceeded, name + " has not read the replies to its earlier requests", self().name));
-  }
-  link->startedCalls().onArrived(call->call_bytes);
-  server_.serve(call, std::move(frame));
-}
-
-void Agent::takeQuota(ServerCall& call, size_t bytes, CallerUsage::Token bytes_token) {
-  if (const auto& error = call.link->refusal()) throw *error;
-  if (const auto& usage = call.link->usage()) {
-    call.quota_token = usage->takeCall(bytes, std::move(bytes_token));
-    if (traitsOf(call.kind).operation == Operation::kRemote) call.rref_quota_token = usage->takeRRef();
-  }
-  if (!quotas_.limitsCalls() || !isCall(call.kind)) return;
-  using Both = std::pair<CallerUsage::Token, CallerUsage::Token>;
-  call.quota_token = std::make_shared<Both>(std::move(call.quota_token), quotas_.takeCall());
-}
-
-void Agent::answer(ServerCall& call, Result<Message> result) {
-  const auto activity = std::move(call.activity);
-  call.quota_token.reset();  // before the caller can have the answer and make another call
-  if (!call.link) {
-    cancelled_.onAnswered({0, call.id});
-    try {
-      result = result ? Result<Message>(copyMessage(result.value())) : namedError(result.error(), self().name);
-    } catch (const Error& error) {
-      result = unsendableError(self().name, "the result to itself", error).withOrigin(ErrorOrigin::kResult);
-    }
-    return complete(call.id, std::move(result));
-  }
-  if (call.audit) {
-    recordServed(*call.audit, result);
-  } else if (options_.audit_log && !result) {
-    connections_.recordRefusal(call.link->nameForAudit(), result.error(), name(call.kind));
-  }
-  reply(call, std::move(result), activity);
-  if (call.is_counted) call.link->removeUnanswered();
-  if (call.is_program_timed) program_threads_.onAnswered(call.arrived);
-  cancelled_.onAnswered({call.link->id(), call.id});
-  ending_.notify();
-}
-
-void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
-  if (result && result.value().kind == Kind::kError) {
-    const auto error = decodeError(result.value());
-    return options_.audit_log->record(call.finish(&error, 0));
-  }
-  options_.audit_log->record(result ? call.finish(nullptr, bytesOf(result.value())) : call.finish(&result.error(), 0));
+  served_.serve(link, *info, std::move(frame), std::move(bytes_token));
 }
 
 void Agent::onStarted(Link& link, Frame frame) try {
@@ -763,56 +357,11 @@ void Agent::onStarted(Link& link, Frame frame) try {
   onMalformed(link, Kind::kStarted, error);
 }
 
-void Agent::onInspect(const std::shared_ptr<Link>& link, Frame frame) {
-  const auto name = link->provedName();
-  if (link->replyQueue().shouldDefer() || link->replyQueue().isOverrun()) {
-    return link->cutOff({ErrorCode::kProtocol, "an observer does not read the reports for which it asks", name});
-  }
-  const WorkerInfo observer{name.empty() ? "an observer" : name, kNoWorker};
-  const auto call = std::make_shared<ServerCall>(*this, observer, *peekFrame(frame.head), timer_->now(), link);
-  if (link->mayInspect()) return server_.serve(call, std::move(frame));
-  Responder(call).fail(Error(
-      ErrorCode::kNotAllowed,
-      self().name + " does not let " + name + " inspect it: give it an identity with the role observer", self().name));
-}
-
-void Agent::reply(const ServerCall& call, Result<Message> result, const ActivityToken& activity) {
-  if (!isInItsProcess()) return;  // the function has forked, and this is the child
-  const auto& link = call.link;
-  auto message = result ? std::move(result).value() : encodeError(namedError(result.error(), self().name));
-  message.call = call.id;
-  Frame frame;
-  try {
-    frame = encodeFrame(message, options_.limits);
-  } catch (const Error& e) {
-    if (unsent_reply_observer_) unsent_reply_observer_(message);
-    const auto unsendable = unsendableError(self().name, "the result to " + call.from.name, e);
-    message = encodeError(unsendable.withOrigin(ErrorOrigin::kResult));
-    message.call = call.id;
-    frame = encodeFrame(message, options_.limits);
-  }
-  link->startedCalls().onAnswered(call.id);
-  const auto bytes = bytesOf(frame);
-  link->replyQueue().onReply(bytes);
-  // The link may belong to an earlier incarnation of the caller: then this fails although the worker itself is not
-  // lost.
-  link->send(
-      std::move(frame),
-      [this, link, bytes, token = activity, kind = message.kind,
-       headers = std::move(message.headers)](const Status& failure) {
-        link->replyQueue().onReplySent(bytes);
-        if (failure && unsent_reply_observer_) unsent_reply_observer_({.kind = kind, .headers = headers});
-      });
-}
-
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
   ending_.notify();
   cancelled_.loseLink(link.id());
-  for (auto& call : calls_.takeLink(link.id())) {
-    if (call.attempt) call.attempt->sent_to = call.incarnation;
-    finish(call, lostError(peer, reason));
-  }
+  made_.onLost(link, reason);
   const bool is_admitted = isAdmitted(link);
   // Whether a later incarnation, or another worker with this id, has joined.
   const bool is_replaced = !is_admitted && directory_.find(peer.id);
@@ -856,10 +405,10 @@ void Agent::requireCallsAllowed() const {
   if (isClosing() || refusesOwn(Kind::kPythonCall)) throw refusal();
 }
 
-void Agent::refuseOwnCalls() { ending_thread_ = os::threadId(); }
-
-Error Agent::endingError() const {
-  return {ErrorCode::kShutdown, self().name + " is shutting down and accepts no more calls", self().name};
+void Agent::refuseOwnCalls() {
+  ending_thread_ = os::threadId();
+  made_.reportEnds();
+  served_.timeForProgram();
 }
 
 bool Agent::takeStep(Step step) {
@@ -890,9 +439,7 @@ bool Agent::drain(Duration timeout) {
 void Agent::sayGoodbye() {
   closing_ = true;
   liveness_.close();
-  for (auto& call : calls_.close()) finish(call, closing());
-  reliable_.close(closing());
-  repeated_.close(closing());
+  made_.close();
   auto links = std::make_shared<const Links>(connections_.allLinks());
   for (const auto& link : *links) link->sendGoodbye([this] { ending_.notify(); });
   {
@@ -962,16 +509,16 @@ std::vector<Agent::ConnectionRow> Agent::connectionRows() const {
 Agent::Counts Agent::counts() const {
   const auto pool = pool_->stats();
   return {
-      .pending_calls = calls_.size(),
+      .pending_calls = made_.table().size(),
       .connections = connections_.size(),
       .pool = pool,
       .queued_tasks = pool.queued + strand_.queued(),
       .queued = connections_.queued(),
       .keyed = keyed_.counts(),
-      .retries = repeated_.retries(),
-      .refused_by_quota = refused_by_quota_.load(),
-      .late_replies = late_replies_.load(),
-      .foreign_replies = foreign_replies_.load(),
+      .retries = made_.retries(),
+      .refused_by_quota = served_.refusedByQuota(),
+      .late_replies = made_.lateReplies(),
+      .foreign_replies = made_.foreignReplies(),
       .malformed_frames = malformed_.load()};
 }
 

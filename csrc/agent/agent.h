@@ -12,39 +12,36 @@
 #include <string>
 #include <vector>
 
-#include "agent/activity.h"
-#include "agent/audit_log.h"
-#include "agent/call_gate.h"
-#include "agent/call_server.h"
-#include "agent/call_table.h"
-#include "agent/cancelled_calls.h"
-#include "agent/connection_pool.h"
-#include "agent/ending.h"
-#include "agent/keyed_calls.h"
-#include "agent/lent_threads.h"
-#include "agent/liveness.h"
-#include "agent/membership.h"
-#include "agent/messenger.h"
-#include "agent/program_threads.h"
-#include "agent/quotas.h"
-#include "agent/reliable_requests.h"
-#include "agent/repeated_calls.h"
-#include "agent/send_faults.h"
-#include "agent/server_call.h"
-#include "agent/thread_record.h"
-#include "agent/worker_directory.h"
 #include "base/defaults.h"
 #include "base/executor/executor.h"
 #include "base/executor/strand.h"
 #include "base/executor/thread_pool.h"
 #include "base/process.h"
 #include "base/timer.h"
+#include "calls/activity.h"
+#include "calls/call_gate.h"
+#include "calls/cancelled_calls.h"
+#include "calls/client_calls.h"
+#include "calls/ending.h"
+#include "calls/keyed_calls.h"
+#include "calls/lent_threads.h"
+#include "calls/messenger.h"
+#include "calls/program_threads.h"
+#include "calls/send_faults.h"
+#include "calls/server_calls.h"
+#include "calls/thread_record.h"
+#include "peers/audit_log.h"
+#include "peers/connection_pool.h"
+#include "peers/liveness.h"
+#include "peers/membership.h"
+#include "peers/quotas.h"
+#include "peers/worker_directory.h"
 #include "transport/transport.h"
 #include "wire/limits.h"
 
 namespace torchrpc {
 
-class Agent final : public Messenger, public ServerCall::Answerer {
+class Agent final : public Messenger {
  public:
   struct Options {
     WorkerInfo self;
@@ -80,7 +77,7 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using JoinedHandler = std::function<void(const WorkerInfo&, uint64_t incarnation)>;
-  using LateReplyObserver = std::function<void(const Message&)>;
+  using LateReplyObserver = ClientCalls::LateReplyObserver;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
   /// Calls close().
@@ -101,18 +98,21 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Registers an observer that is called, on any thread, with replies to calls that have ended, and with calls that
   /// arrive again and are not served again. Resources in these messages may have to be released.
-  void onLateReply(LateReplyObserver observer) { late_reply_observer_ = std::move(observer); }
+  void onLateReply(LateReplyObserver observer) {
+    late_reply_observer_ = observer;
+    made_.onLateReply(std::move(observer));
+  }
   /// Registers an observer that is called, on any thread, with replies that were not sent, because they are too large
   /// or the link has ended. The resources in them stay on this worker. If the link has ended, only kind and headers are
   /// set.
-  void onUnsentReply(LateReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
+  void onUnsentReply(LateReplyObserver observer) { served_.onUnsentReply(std::move(observer)); }
   /// Registers a predicate that returns whether a worker still has to read something here that belongs to an answer.
   /// drain() waits for such workers, too. Its result changes when a request of that worker is answered.
   void awaitReaders(std::function<bool(WorkerId)> is_reader) { is_reader_ = std::move(is_reader); }
   /// Registers an observer of the requests made and served here. It must outlive this object.
   void observeCalls(CallObserver& observer) {
-    observer_ = &observer;
-    server_.observe(observer);
+    made_.observe(observer);
+    served_.handlers().observe(observer);
   }
   /// Starts to serve requests. Returns the address to publish.
   std::string listen();
@@ -166,11 +166,11 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   bool onCancelled(const ServedId& id, CancelledCalls::Handler handler, CancelKind kind = CancelKind::kStop);
 
   /// Whether there are outstanding requests.
-  bool hasOutstandingRequests() const { return calls_.size() > 0; }
+  bool hasOutstandingRequests() const { return made_.table().size() > 0; }
   /// Blocks a thread that is about to make a call until the call table has capacity. Returns false after `timeout`.
   /// This bounds the outstanding calls, here and on the callees. Threads of a pool do not wait, because they serve
   /// calls.
-  bool waitForCapacity(Duration timeout) { return ThreadPool::onThread() || calls_.waitForCapacity(timeout); }
+  bool waitForCapacity(Duration timeout) { return ThreadPool::onThread() || made_.waitForCapacity(timeout); }
 
   // --- Shutdown ---
   /// Returns false in a forked child, where this node cannot be used: see Note [Forked children].
@@ -189,7 +189,7 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   /// Whether beginEnd() has been called.
   bool isEnding() const { return ending_.hasBegun(); }
   /// Whether another worker has answered a call with the error that it is shutting down.
-  bool isPeerEnding() const { return is_peer_ending_; }
+  bool isPeerEnding() const { return made_.isPeerEnding(); }
   /// Waits until no call is under way, neither made nor served here. Returns false after `timeout` (kNoLimit: never).
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// Keeps the calls of user functions that other workers make, until the result is released: Note [First calls].
@@ -244,11 +244,11 @@ class Agent final : public Messenger, public ServerCall::Answerer {
 
   // --- Inspection of this worker ---
   /// The outstanding requests of this worker, or `most` of them.
-  std::vector<CallTable::Row> callsMade(size_t most) const { return calls_.rows(most); }
+  std::vector<CallTable::Row> callsMade(size_t most) const { return made_.table().rows(most); }
   /// The calls that threads serve for this worker, and what all threads of the process wait for.
   std::vector<ThreadRecord::Snapshot> threadRecords() const;
   /// The requests that no thread serves any more and that are not answered yet.
-  std::vector<ServedCall> unansweredCalls() const { return server_.unanswered(); }
+  std::vector<ServedCall> unansweredCalls() const { return served_.unanswered(); }
   /// The state of a connection, for inspection.
   struct ConnectionRow {
     WorkerInfo peer;
@@ -263,11 +263,6 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   const Options& options() const { return options_; }
 
  private:
-  /// Returns the timeout of a request, limited to the time that is left of the request that this thread serves. Writes
-  /// it into the message if the callee has to know it.
-  Duration limitTimeout(Message& message, Duration timeout) const;
-  /// Returns an error if a later incarnation of the worker has joined.
-  Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Whether a request of this node is refused because the node ends.
   bool refusesOwn(Kind kind) const;
   /// Whether refuseOwnCalls() has been called.
@@ -276,29 +271,17 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   size_t unansweredCount() const;
   /// The error of such a request.
   Error refusal() const;
-  /// The answer to requests that arrive while this node ends.
-  Error endingError() const;
   enum class Step { kServing, kLeaving, kClosed };
   using Links = std::vector<std::shared_ptr<Link>>;
   /// Returns true to the one thread that has to take this step.
   bool takeStep(Step step);
   /// The first part of leave().
   void sayGoodbye();
-  /// Sends a request whose call is in the call table, over the link to that worker.
-  void send(WorkerId to, CallId id, const Message& message);
-  void sendOver(Link& link, CallId id, Kind kind, Frame frame);
-  /// Encodes a request, with copies of its tensors if `to` is this worker. Throws Error: kSerialization,
-  /// kFrameTooLarge.
-  Frame encode(WorkerId to, const Message& message) const;
   /// `link`: over which the frame has come, or null if the audit log has a line for it in any case.
   Result<Message> decode(Frame frame, WorkerId from, const Link* link);
   /// Counts a frame that cannot be decoded or has no meaning here, and records it in the audit log.
   void onMalformed(const Link& link, std::optional<Kind> kind, const Error& error);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
-  /// Counts a request against the quota of its caller. Throws Error(kQuotaExceeded). `bytes_token`: of
-  /// Link::takeAnnouncedToken().
-  void takeQuota(ServerCall& call, size_t bytes, CallerUsage::Token bytes_token);
-  void recordServed(AuditedCall& call, const Result<Message>& result);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const Peer& peer);
   /// Whether the directory has this start of this worker.
@@ -308,44 +291,11 @@ class Agent final : public Messenger, public ServerCall::Answerer {
       const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
   void onStarted(Link& link, Frame frame);
   void onCancel(Link& link, Frame frame);
-  /// Tells the callee of a call that has been taken out of the table that nobody waits for its result.
-  void notifyCallee(const CallTable::Call& call, CancelKind kind);
   /// Cancels a call that is served here, and the calls that were made for it; with kAbandon, notes that nobody waits.
   void cancelServed(const ServedId& id, CancelKind kind);
-  /// Serves an INSPECT of an observer.
-  void onInspect(const std::shared_ptr<Link>& link, Frame frame);
-  /// Takes the call of a peer's reply out of the table and completes it. Counts late, repeated and foreign replies.
-  void onReply(const Link& link, CallId id, Frame frame);
-  /// The same for a reply of this worker to itself, and for the error of a request that could not be sent.
-  void complete(CallId id, Result<Message> result);
-  void onLateReply(const Result<Message>& result);
-  /// The same for a request that the transport did not send.
-  void failUnsent(CallId id, const Error& reason);
-  void answer(ServerCall& call, Result<Message> result) override;
-  /// Sends the answer over the link of the request. `activity` lasts until it has been sent.
-  void reply(const ServerCall& call, Result<Message> result, const ActivityToken& activity);
-  void expire();
-  void armTimer(TimePoint deadline);
   /// Returns the part of a time-out's error text about a shortage of threads here; empty if there were enough threads
   /// since the call began.
   std::string threadShortage(Duration timeout) const;
-  /// Enters the request, whose message has its call id, in the call table and sends it. Completes it at once with an
-  /// error if it cannot be encoded, or if there is no such worker.
-  void start(
-      WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt = nullptr,
-      const ReplyObserver::Note& note = {});
-  /// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
-  void settle(const CallTable::Call& call, Result<Message>&& result);
-  void finish(const CallTable::Call& call, Result<Message> result);
-  /// Returns a handler that also reports the reply to observer_, for a request that may be sent more than once.
-  ReplyHandler observed(WorkerId to, const Message& message, ReplyHandler handler);
-  /// Sends a call that may be repeated, and sends it again after a loss.
-  void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
-  void attemptCall(const RepeatedCalls::CallPtr& call);
-  /// Sends a request whose call is in the call table, with the injected faults.
-  void sendWithFaults(WorkerId to, const Message& message);
-  void attempt(const ReliableRequests::RequestPtr& request);
-  Error closing() const;
 
   const MakerProcess maker_;
   const Options options_;
@@ -357,34 +307,26 @@ class Agent final : public Messenger, public ServerCall::Answerer {
   std::vector<LostHandler> lost_handlers_;
   JoinedHandler joined_handler_;
   LateReplyObserver late_reply_observer_;
-  LateReplyObserver unsent_reply_observer_;
   std::function<bool(WorkerId)> is_reader_;
-  CallObserver* observer_ = nullptr;  ///< null: no observer
   // Thread-safe:
   const std::shared_ptr<CallGate> gate_ = std::make_shared<CallGate>();
   ProgramThreads program_threads_;
   CancelledCalls cancelled_;
   Activity activity_;
-  CallTable calls_;
   Quotas quotas_;
   ConnectionPool connections_;
   Liveness liveness_;
-  ReliableRequests reliable_;
-  RepeatedCalls repeated_;
+  ClientCalls made_;
   KeyedCalls keyed_;
   const std::shared_ptr<Executor> pool_;
   const std::shared_ptr<LentThreads> lent_threads_ = std::make_shared<LentThreads>();
   Strand strand_;
-  CallServer server_;
+  ServerCalls served_;
   Membership membership_;
   std::atomic<bool> closing_{false};
-  std::atomic<bool> is_peer_ending_{false};
   std::atomic<bool> leaving_{false};
   std::atomic<int> ending_thread_{0};  ///< the system's id of the thread of refuseOwnCalls(); 0 before that
-  std::atomic<uint64_t> late_replies_{0};
-  std::atomic<uint64_t> foreign_replies_{0};
   std::atomic<uint64_t> malformed_{0};
-  std::atomic<uint64_t> refused_by_quota_{0};
   Ending ending_;
   Mutex mutex_;
   Step step_ TORCHRPC_GUARDED_BY(mutex_) = Step::kServing;

@@ -1,10 +1,10 @@
 // The untyped functions behind torchrpc/function.h: registered functions as the core's C++ handlers.
 
-#include "agent/current_call.h"
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/exception.h"
 #include "base/os/forced_unwind.h"
+#include "calls/current_call.h"
 #include "node/thread_state.h"
 
 namespace torchrpc {

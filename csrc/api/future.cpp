@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "agent/current_call.h"
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/sync/fork_safe_mutex.h"
+#include "calls/current_call.h"
 
 namespace torchrpc {
 inline namespace v1 {

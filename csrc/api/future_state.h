@@ -12,11 +12,11 @@
 #include <variant>
 #include <vector>
 
-#include "agent/thread_record.h"
 #include "api/core.h"
 #include "base/process.h"
 #include "base/sync/futex_waiter.h"
 #include "base/sync/mutex.h"
+#include "calls/thread_record.h"
 
 namespace torchrpc {
 inline namespace v1 {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "agent/group_secret.h"
 #include "api/access.h"
 #include "api/rendezvous.h"
 #include "base/log.h"
 #include "base/sync/interrupt.h"
+#include "group/group_secret.h"
 #include "wire/metadata.h"
 
 namespace torchrpc {

@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <string_view>
 
-#include "agent/group_secret.h"
-#include "agent/store_wait.h"
 #include "base/exception.h"
 #include "base/log.h"
+#include "group/group_secret.h"
+#include "group/store_wait.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
 

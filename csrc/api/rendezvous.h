@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "agent/rendezvous.h"
-#include "agent/store_keeper.h"
+#include "group/rendezvous.h"
+#include "group/store_keeper.h"
 
 namespace torchrpc::api {
 

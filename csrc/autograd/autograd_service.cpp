@@ -5,9 +5,9 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "agent/thread_record.h"
 #include "base/exception.h"
 #include "base/sync/waiter.h"
+#include "calls/thread_record.h"
 #include "wire/codec.h"
 
 namespace torchrpc {

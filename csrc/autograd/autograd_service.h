@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "autograd/backward_pass.h"
 #include "autograd/context.h"
 #include "autograd/context_table.h"
 #include "autograd/recorder.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {

@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "agent/thread_record.h"
 #include "base/executor/thread_pool.h"
 #include "base/sync/interrupt.h"
+#include "calls/thread_record.h"
 #include "device/streams.h"
 
 namespace torchrpc {

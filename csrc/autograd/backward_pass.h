@@ -16,12 +16,12 @@
 #include <unordered_set>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "autograd/context.h"
 #include "autograd/gradient_loan.h"
 #include "autograd/local_graph.h"
 #include "autograd/pass_messages.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 
 namespace torchrpc {
 

@@ -9,10 +9,10 @@
 #include <memory>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "autograd/context.h"
 #include "autograd/context_table.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 
 namespace torchrpc {
 

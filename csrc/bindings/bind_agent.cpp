@@ -4,8 +4,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "agent/group_secret.h"
-#include "agent/store_wait.h"
 #include "base/doctor.h"
 #include "base/os/threads.h"
 #include "base/sync/interrupt.h"
@@ -22,6 +20,8 @@
 #include "bindings/py_script.h"
 #include "bindings/py_stacks.h"
 #include "bindings/py_tracing.h"
+#include "group/group_secret.h"
+#include "group/store_wait.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
 #include "wire/callable_name.h"

@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "agent/thread_record.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_call_fate.h"
@@ -21,6 +20,7 @@
 #include "bindings/py_rref.h"
 #include "bindings/py_script.h"
 #include "bindings/py_tracing.h"
+#include "calls/thread_record.h"
 
 namespace torchrpc::bindings {
 

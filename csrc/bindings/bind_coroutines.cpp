@@ -4,11 +4,11 @@
 #include <memory>
 #include <optional>
 
-#include "agent/lent_threads.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "calls/lent_threads.h"
 #include "node/thread_state.h"
 
 namespace torchrpc::bindings {

@@ -6,13 +6,13 @@
 
 #include <optional>
 
-#include "agent/group_secret.h"
-#include "agent/rendezvous.h"
-#include "agent/thread_record.h"
 #include "base/sync/waiter.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_duration.h"
+#include "calls/thread_record.h"
+#include "group/group_secret.h"
+#include "group/rendezvous.h"
 #include "node/group_transport.h"
 #include "observe/observer.h"
 #include "transport/host_address.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "agent/audit_log.h"
+#include "peers/audit_log.h"
 
 namespace torchrpc::bindings {
 

@@ -7,13 +7,13 @@
 #include <memory>
 #include <utility>
 
-#include "agent/thread_record.h"
 #include "base/sync/waiter.h"
 #include "bindings/current_node.h"
 #include "bindings/py_call_fate.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_codec.h"
 #include "bindings/py_gil.h"
+#include "calls/thread_record.h"
 #include "device/streams.h"
 #include "profiling/expected_call.h"
 #include "wire/value_forms.h"

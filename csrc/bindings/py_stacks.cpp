@@ -6,12 +6,12 @@
 #include <sstream>
 #include <string_view>
 
-#include "agent/thread_record.h"
 #include "base/executor/task_thread.h"
 #include "base/log.h"
 #include "base/os/process_copy.h"
 #include "base/sync/waiter.h"
 #include "bindings/py_gil.h"
+#include "calls/thread_record.h"
 
 namespace torchrpc::bindings {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "agent/current_call.h"
 #include "base/exception.h"
 #include "base/executor/thread_pool.h"
 #include "base/log.h"
 #include "base/sync/mutex.h"
+#include "calls/current_call.h"
 #include "device/streams.h"
 #include "wire/codec.h"
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "agent/messenger.h"
+#include "calls/messenger.h"
 #include "device/lent_memory.h"
 #include "device/tensor_mover.h"
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "agent/current_call.h"
 #include "base/exception.h"
 #include "base/executor/thread_pool.h"
+#include "calls/current_call.h"
 #include "device/chunked_read.h"
 #include "device/device_memory.h"
 #include "device/tensor_mover.h"
@@ -109,7 +109,8 @@ Error noMapError(const at::Tensor& tensor, const std::string& self, const std::s
           (is_reply ? "Response" : "Request") + " device mapping is not available for destination " + to +
           ", and a tensor is on " + device + " of " + self + ". Call .cpu() first, or on " + caller +
           ", before init_rpc, `set_device_map` on `TensorPipeRpcBackendOptions`: options.set_device_map(\"" + callee +
-          "\", " + (is_reply ? "{device there: \"" + device + "\"}" : "{\"" + device + "\": device there}") + ")",
+          "\", " + (is_reply ? "{device there: \"" + device + "\"}" : "{\"" + device + "\": device there}") +
+          "). In C++: DeviceOptions::maps",
       self};
 }
 

@@ -36,8 +36,8 @@
 #include <string>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 #include "device/device_map.h"
 #include "device/lent_memory.h"
 #include "device/memory_paths.h"

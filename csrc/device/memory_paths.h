@@ -11,9 +11,9 @@
 #include <string>
 #include <utility>
 
-#include "agent/messenger.h"
 #include "base/ids.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 
 namespace torchrpc {
 

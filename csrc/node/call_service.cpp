@@ -2,8 +2,8 @@
 
 #include <thread>
 
-#include "agent/thread_record.h"
 #include "base/exception.h"
+#include "calls/thread_record.h"
 #include "node/thread_state.h"
 
 namespace torchrpc {

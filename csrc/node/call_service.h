@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "agent/keyed_calls.h"
+#include "calls/keyed_calls.h"
 #include "node/callable.h"
 #include "node/interceptors.h"
 #include "rref/rref_service.h"

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "agent/audit_log.h"
-#include "agent/cancelled_calls.h"
-#include "agent/messenger.h"
+#include "calls/cancelled_calls.h"
+#include "calls/messenger.h"
+#include "peers/audit_log.h"
 #include "rref/rref.h"
 #include "wire/value_codec.h"
 

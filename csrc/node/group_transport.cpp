@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 
-#include "agent/group_secret.h"
 #include "base/log.h"
+#include "group/group_secret.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
 #include "transport/native/auth/identity.h"

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "base/interceptor.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 
 namespace torchrpc {
 

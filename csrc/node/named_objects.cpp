@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "agent/current_call.h"
-#include "agent/thread_record.h"
 #include "base/exception.h"
 #include "base/sync/waiter.h"
+#include "calls/current_call.h"
+#include "calls/thread_record.h"
 #include "rref/outgoing_forks.h"
 #include "wire/codec.h"
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "agent/rendezvous.h"
-#include "agent/store_seal.h"
 #include "base/random.h"
+#include "group/rendezvous.h"
+#include "group/store_seal.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {

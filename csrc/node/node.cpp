@@ -6,10 +6,10 @@
 #include <chrono>
 #include <memory>
 
-#include "agent/store_wait.h"
 #include "base/exception.h"
 #include "base/log.h"
 #include "base/sync/interrupt.h"
+#include "group/store_wait.h"
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
 #include "node/group_transport.h"

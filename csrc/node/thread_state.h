@@ -9,8 +9,8 @@
 
 #include <utility>
 
-#include "agent/current_call.h"
 #include "autograd/context.h"
+#include "calls/current_call.h"
 
 namespace torchrpc {
 

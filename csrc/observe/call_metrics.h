@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "agent/messenger.h"
+#include "calls/messenger.h"
 #include "observe/latency_histogram.h"
 
 namespace torchrpc {

@@ -13,10 +13,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "agent/messenger.h"
-#include "agent/thread_record.h"
 #include "base/sync/mutex.h"
 #include "base/timer.h"
+#include "calls/messenger.h"
+#include "calls/thread_record.h"
 #include "observe/call_metrics.h"
 
 namespace torchrpc {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/messenger.h"
+#include "calls/messenger.h"
 #include "optim/optim_messages.h"
 #include "optim/optimizer.h"
 #include "rref/rref_service.h"

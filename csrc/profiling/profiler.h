@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 
-#include "agent/messenger.h"
+#include "calls/messenger.h"
 #include "profiling/range.h"
 
 namespace torchrpc {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/messenger.h"
+#include "calls/messenger.h"
 #include "rref/rref.h"
 
 namespace torchrpc {

@@ -1,8 +1,8 @@
 #include "rref/rref.h"
 
-#include "agent/thread_record.h"
 #include "base/executor/thread_pool.h"
 #include "base/sync/interrupt.h"
+#include "calls/thread_record.h"
 #include "device/streams.h"
 #include "rref/rref_service.h"
 

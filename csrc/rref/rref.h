@@ -99,7 +99,7 @@ class OwnerRRef : public RRef {
   /// Blocks until there is a result. Throws its error, or Error(kTimeout); `timeout` may be kNoLimit.
   c10::IValue wait(Duration timeout) const;
 
-  /// Keeps a token of the caller's quota of RRefs (agent/quotas.h) until this RRef is destroyed. Called at most once.
+  /// Keeps a token of the caller's quota of RRefs (peers/quotas.h) until this RRef is destroyed. Called at most once.
   void setQuotaToken(std::shared_ptr<const void> token) { quota_token_ = std::move(token); }
 
  private:

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "base/process.h"
+#include "calls/messenger.h"
 #include "rref/deletion_queue.h"
 #include "rref/fork_protocol.h"
 #include "rref/owner_table.h"

@@ -66,6 +66,8 @@ struct Message {
   void setHeader(HeaderKind kind, std::string bytes);
   /// Returns the number of bytes of all elements of its tensors.
   size_t tensorBytes() const;
+  /// Returns the number of bytes of the message, roughly: without its headers.
+  size_t bytes() const { return payload.size() + tensorBytes(); }
 };
 
 /// The data of one large tensor, beside the head of a frame.

@@ -20,15 +20,16 @@ BELOW = {
     "wire": {"base"},
     "transport": {"wire", "base"},
     "testing": {"transport", "wire", "base"},
-    "agent": {"transport", "wire", "base"},
-    "device": {"agent", "transport", "wire", "base"},
-    "profiling": {"device", "agent", "transport", "wire", "base"},
-    "rref": {"device", "agent", "transport", "wire", "base"},
-    "autograd": {"rref", "device", "agent", "transport", "wire", "base"},
-    "optim": {"rref", "device", "agent", "transport", "wire", "base"},
-    "observe": {"autograd", "rref", "device", "agent", "transport", "wire", "base"},
-    "node": {"observe", "profiling", "optim", "autograd", "rref", "device", "agent", "transport", "wire", "base"},
+    "peers": {"transport", "wire", "base"},
+    "calls": {"peers", "transport", "wire", "base"},
+    "group": {"calls", "peers", "transport", "wire", "base"},
+    "agent": {"calls", "peers", "transport", "wire", "base"},
 }
+BELOW["device"] = BELOW["agent"] | {"agent"}
+BELOW["profiling"] = BELOW["rref"] = BELOW["device"] | {"device"}
+BELOW["autograd"] = BELOW["optim"] = BELOW["rref"] | {"rref"}
+BELOW["observe"] = BELOW["autograd"] | {"autograd"}
+BELOW["node"] = BELOW["observe"] | {"observe", "profiling", "optim", "group"}
 BELOW["api"] = BELOW["bindings"] = BELOW["node"] | {"node"}
 
 # The files that may use what not every operating system has (docs/macos.md).
@@ -42,7 +43,7 @@ CONFINED = [
     (r"uv\.h", r"transport/native/loop/uv_loop\.cpp"),
     (
         r"torch/csrc/distributed/c10d/",
-        r"agent/(rendezvous|fan_in|group_secret|store_keeper|store_wait)|(node|api|bindings)/",
+        r"group/|(node|api|bindings)/",
     ),
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
@@ -178,11 +179,11 @@ def test_a_wrong_include_is_seen(file, line):
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("rref/rref.h", '#include "agent/messenger.h"'),
+        ("rref/rref.h", '#include "calls/messenger.h"'),
         ("wire/codec.h", '#include "wire/kinds.h"'),
         ("bindings/module.cpp", "#include <torch/csrc/utils/pybind.h>"),
         ("transport/tensorpipe/transport.cpp", "#include <tensorpipe/tensorpipe.h>"),
-        ("agent/rendezvous.cpp", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
+        ("group/rendezvous.cpp", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
     ],
 )
 def test_a_right_include_is_not(file, line):

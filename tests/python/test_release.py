@@ -64,7 +64,7 @@ def test_the_package_index_shows_the_supported_pythons():
 
 def test_the_policy_names_the_versions_of_the_protocol():
     handshake = stated(r"kVersion = (\d+)", "csrc/transport/native/auth/handshake_message.h")
-    hello = stated(r"kProtocolVersion = (\d+)", "csrc/agent/connection_pool.h")
+    hello = stated(r"kProtocolVersion = (\d+)", "csrc/peers/connection_pool.h")
     assert f"| handshake of the native transport | {handshake} |" in POLICY
     assert f"| HELLO of the agent | {hello} |" in POLICY
     assert stated(r"\| u16 \| version: (\d+) \|", "csrc/wire/PROTOCOL.md") == handshake

@@ -8,7 +8,7 @@
 #include <future>
 #include <thread>
 
-#include "agent/rendezvous.h"
+#include "group/rendezvous.h"
 #include "node/builtin_callables.h"
 #include "node/node.h"
 #include "testing/loopback_transport.h"

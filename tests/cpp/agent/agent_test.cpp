@@ -8,7 +8,7 @@
 
 #include "agent/held_requests.h"
 #include "agent/loopback_group.h"
-#include "agent/thread_record.h"
+#include "calls/thread_record.h"
 #include "outcomes.h"
 #include "testing/manual_timer.h"
 #include "wire/codec.h"
@@ -439,7 +439,7 @@ TEST_CASE("a request for a worker that has been started again before it is sent 
   }
   auto record = *group[0].directory().find(1);
   ++record.incarnation;
-  group[0].directory().add(record);
+  group[0].admit(record);
   timer->advance(10ms);
   const auto error = errorOf(pending);
   CHECK(error.code() == ErrorCode::kWorkerLost);

@@ -1,6 +1,6 @@
 // The audit log: an event for each call that a worker serves or refuses, and their way to a file.
 
-#include "agent/audit_log.h"
+#include "peers/audit_log.h"
 
 #include <catch2/catch.hpp>
 

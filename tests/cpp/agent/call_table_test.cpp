@@ -1,6 +1,6 @@
 // The call table: each entry is taken out once.
 
-#include "agent/call_table.h"
+#include "calls/call_table.h"
 
 #include <catch2/catch.hpp>
 
@@ -13,7 +13,7 @@ namespace {
 
 CallId add(CallTable& table, TimePoint deadline = kNever, uint64_t link = 0) {
   const auto id = table.nextId();
-  CallTable::Call call{.to = 1, .link = link, .deadline = deadline};
+  ClientCall call{.to = 1, .link = link, .deadline = deadline};
   bool needs_timer = false;
   REQUIRE(table.add(id, call, needs_timer));
   return id;
@@ -35,7 +35,7 @@ TEST_CASE("a table that is full has no capacity until a call is taken or the tab
   CallTable table;
   CHECK(table.waitForCapacity(0s));
   const auto id = table.nextId();
-  CallTable::Call large{.to = 1, .bytes = size_t{1} << 31};
+  ClientCall large{.to = 1, .bytes = size_t{1} << 31};
   bool needs_timer = false;
   REQUIRE(table.add(id, large, needs_timer));
   CHECK_FALSE(table.waitForCapacity(1ms));
@@ -48,7 +48,7 @@ TEST_CASE("a timer is needed for a deadline that is earlier than all before it, 
   CallTable table;
   bool needs_timer = false;
   for (auto [deadline, expected] : {std::pair(kStart + 5s, true), {kStart + 9s, false}, {kStart + 1s, true}}) {
-    CallTable::Call call{.deadline = deadline};
+    ClientCall call{.deadline = deadline};
     REQUIRE(table.add(table.nextId(), call, needs_timer));
     CHECK(needs_timer == expected);
   }
@@ -60,7 +60,7 @@ TEST_CASE("of calls one after the other only the first needs a timer, until that
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 3; ++i) {
       bool needs_timer = false;
-      CallTable::Call call{.deadline = kStart + round * 1h + i * 1s};
+      ClientCall call{.deadline = kStart + round * 1h + i * 1s};
       const auto id = table.nextId();
       REQUIRE(table.add(id, call, needs_timer));
       CHECK(needs_timer == (i == 0));
@@ -149,7 +149,7 @@ TEST_CASE("close() takes all calls, and no call can be added after it") {
   CallTable table;
   add(table);
   CHECK(table.close().size() == 1);
-  CallTable::Call call{.handler = [](const Result<Message>&) {}};
+  ClientCall call{.handler = [](const Result<Message>&) {}};
   bool needs_timer = false;
   CHECK_FALSE(table.add(table.nextId(), call, needs_timer));
   CHECK(call.handler);

@@ -1,6 +1,6 @@
 // The entries of cancelled calls: who is told, and that they end.
 
-#include "agent/cancelled_calls.h"
+#include "calls/cancelled_calls.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,6 +1,6 @@
 // The links of a connection pool, over a transport that only records.
 
-#include "agent/connection_pool.h"
+#include "peers/connection_pool.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,6 +1,6 @@
 // Note [Flow control]: calls that are held back or deferred, and that this blocks nobody for ever.
 
-#include "agent/flow_control.h"
+#include "peers/flow_control.h"
 
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>

@@ -1,7 +1,7 @@
 // The secret of a group: given by the user, made from the user's key on this machine, or created by the first worker
 // and read from the store by the others. The attacker can write to the store, but has no secret.
 
-#include "agent/group_secret.h"
+#include "group/group_secret.h"
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "agent/messenger.h"
 #include "base/sync/mutex.h"
+#include "calls/messenger.h"
 
 namespace torchrpc::test {
 

@@ -1,6 +1,6 @@
 // What a callee keeps of the calls that may arrive again: windows, bounds, and the numbers of calls without keys.
 
-#include "agent/keyed_calls.h"
+#include "calls/keyed_calls.h"
 
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>

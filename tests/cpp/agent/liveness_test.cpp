@@ -5,8 +5,8 @@
 #include <latch>
 #include <thread>
 
-#include "agent/current_call.h"
 #include "agent/loopback_group.h"
+#include "calls/current_call.h"
 #include "testing/manual_timer.h"
 
 using namespace torchrpc;

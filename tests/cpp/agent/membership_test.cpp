@@ -1,6 +1,6 @@
 // Which changes of members are reported, and how often.
 
-#include "agent/membership.h"
+#include "peers/membership.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,6 +1,6 @@
 // Which threads call for the program while their node ends.
 
-#include "agent/program_threads.h"
+#include "calls/program_threads.h"
 
 #include <catch2/catch.hpp>
 

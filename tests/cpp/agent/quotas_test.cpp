@@ -1,6 +1,6 @@
 // Quotas: what one caller may use of a worker at a time.
 
-#include "agent/quotas.h"
+#include "peers/quotas.h"
 
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>

@@ -1,6 +1,6 @@
 // How a group meets at a store: names, ranks, sizes, missing workers.
 
-#include "agent/rendezvous.h"
+#include "group/rendezvous.h"
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

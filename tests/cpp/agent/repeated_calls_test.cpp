@@ -8,8 +8,8 @@
 #include <random>
 
 #include "agent/loopback_group.h"
-#include "agent/repeatable_header.h"
 #include "base/repetition.h"
+#include "calls/repeatable_header.h"
 #include "outcomes.h"
 #include "stress/connection_cutter.h"
 

@@ -1,11 +1,11 @@
 // The keeper of a store, and a store that is served again.
 
-#include "agent/store_keeper.h"
+#include "group/store_keeper.h"
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "agent/rendezvous.h"
+#include "group/rendezvous.h"
 #include "outcomes.h"
 
 using namespace torchrpc;

@@ -1,6 +1,6 @@
 // Waiting for a store that comes later, for one that does not come, and for one that does not answer.
 
-#include "agent/store_wait.h"
+#include "group/store_wait.h"
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

@@ -1,6 +1,6 @@
 // What the threads of a process do for RPC, as the inspection of a worker reads it.
 
-#include "agent/thread_record.h"
+#include "calls/thread_record.h"
 
 #include <catch2/catch.hpp>
 

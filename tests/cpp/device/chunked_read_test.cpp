@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "agent/current_call.h"
 #include "base/sync/mutex.h"
+#include "calls/current_call.h"
 #include "device/recording_messenger.h"
 #include "outcomes.h"
 #include "wire/codec.h"

@@ -14,7 +14,7 @@
 #include <random>
 #include <thread>
 
-#include "agent/rendezvous.h"
+#include "group/rendezvous.h"
 #include "node/cpp_registry.h"
 #include "node/node.h"
 #include "outcomes.h"

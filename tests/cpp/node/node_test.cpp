@@ -12,7 +12,7 @@
 #include <latch>
 #include <thread>
 
-#include "agent/rendezvous.h"
+#include "group/rendezvous.h"
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
 #include "testing/loopback_transport.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "agent/messenger.h"
+#include "calls/messenger.h"
 
 namespace torchrpc::testing {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/connection_pool.h"
+#include "peers/connection_pool.h"
 #include "rref/fork_protocol.h"
 #include "security/lies.h"
 

@@ -1,8 +1,8 @@
 // The lies about what a message means: RRefs, contexts, calls and values.
 
-#include "agent/repeatable_header.h"
 #include "autograd/context_table.h"
 #include "autograd/pass_messages.h"
+#include "calls/repeatable_header.h"
 #include "security/lie_maker.h"
 #include "wire/codec.h"
 #include "wire/value_codec.h"

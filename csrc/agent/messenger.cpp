@@ -1,9 +1,0 @@
-#include "agent/messenger.h"
-
-namespace torchrpc {
-
-Error Responder::dropped() {
-  return {ErrorCode::kShutdown, "the request was dropped without an answer, as happens at shutdown"};
-}
-
-}  // namespace torchrpc

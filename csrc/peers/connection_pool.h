@@ -1,0 +1,269 @@
+#pragma once
+
+// The links of a node. The node sends its messages to a peer over one link, which the first message opens. The opener
+// of a connection sends HELLO first; from then on both sides send over it.
+// Threads: ConnectionPool::link(), Link::send() and the methods that say so: any; the others: the transport's loop.
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/sync/mutex.h"
+#include "peers/audit_log.h"
+#include "peers/flow_control.h"
+#include "peers/quotas.h"
+#include "peers/worker_directory.h"
+#include "transport/transport.h"
+
+namespace torchrpc {
+
+/// The version of the protocol between nodes, sent in HELLO.
+constexpr uint32_t kProtocolVersion = 6;
+
+class ConnectionPool;
+
+/// The error of what belongs to an earlier incarnation of the worker.
+Error replacedError(const WorkerInfo& worker);
+
+/// A connection and the worker at its other end. Frames that are sent before the connection is attached wait in the
+/// link.
+class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
+ public:
+  Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer = {}, uint64_t incarnation = 0);
+
+  uint64_t id() const { return id_; }
+  /// The peer. An inbound link learns it from HELLO, which arrives before any other frame.
+  const WorkerInfo& peer() const { return peer_; }
+  /// The incarnation of the peer; known as soon as the peer is.
+  uint64_t incarnation() const { return incarnation_; }
+  /// Whether the peer is a member of the group, and no client. Known before its first frame.
+  bool isMember() const { return !identity_ || identity_->isMember(); }
+  /// Whether the peer may inspect this worker.
+  bool mayInspect() const { return !identity_ || identity_->mayInspect(); }
+  /// The name that the peer has proved; empty: none.
+  std::string provedName() const { return identity_ ? identity_->name : ""; }
+
+  /// The peer in the audit log: the name that it has proved; without one, unprovedName() of the name that it claims.
+  std::string nameForAudit(const std::string& claimed) const {
+    return identity_ ? identity_->name : unprovedName(claimed);
+  }
+
+  /// The peer in the audit log, by the name that it has proved or, without a proof, claimed last.
+  std::string nameForAudit() const { return nameForAudit(peer_.name.empty() ? claimed_name_ : peer_.name); }
+
+  /// Answers a PING. One PONG answers all PINGs that arrive before it has been written.
+  void sendPong();
+  /// As Connection::send. Thread-safe.
+  void send(Frame frame, SentHandler done);
+  /// The same for a call, which may be held back: see Note [Flow control].
+  void sendCall(CallId call, Frame frame, SentHandler done);
+  /// Called when the reply to a call of this worker has arrived, or the call could not be sent. Thread-safe.
+  void onAnswered(CallId call);
+  /// Called when the peer has sent a STARTED message.
+  void onStarted(const StartReport& report);
+  /// The calls of the peer that run here. Thread-safe.
+  StartedCalls& startedCalls() { return started_calls_; }
+  /// The replies to the peer. Thread-safe.
+  ReplyQueueLimit& replyQueue() { return reply_queue_; }
+  /// The part of its quota that the peer uses; null: the peer has no quota.
+  const std::shared_ptr<CallerUsage>& usage() const { return usage_; }
+  /// The error that answers all requests over this link. Set if the peer has opened more connections than its quota
+  /// allows.
+  const Status& refusal() const { return refusal_; }
+  /// Calls that are held back.
+  size_t heldCount() const { return request_window_.heldCount(); }
+
+  /// Whether replaceLinks() has closed this link, because a later incarnation of the peer, or another worker with its
+  /// id, has joined. Messages of this link do not count any more.
+  bool isReplaced() const { return is_replaced_.load(std::memory_order_relaxed); }
+  /// Closes the connection; its end is then reported with this reason. Thread-safe.
+  void close(Error reason);
+  /// Whether bytes have arrived from the peer since the last call. Called by one thread at a time.
+  bool consumeActivity();
+
+  // The end of this node: see Note [The end of a node] in agent.cpp. Thread-safe.
+  /// Count a request of the peer that has arrived, and one that has been answered.
+  void addUnanswered() { unanswered_.fetch_add(1); }
+  void removeUnanswered() { unanswered_.fetch_sub(1); }
+  /// Whether the peer waits for answers, and for how many.
+  bool hasUnanswered() { return unansweredCount() > 0; }
+  size_t unansweredCount() {
+    const auto count = unanswered_.load();
+    return count > 0 && !isClosed() ? static_cast<size_t>(count) : 0;
+  }
+  /// Makes the end of this node wait until the peer has read everything, which the peer shows by closing the
+  /// connection.
+  void requireReader() { requires_reader_ = true; }
+  /// Sends GOODBYE. `sent` is called when it has been written or cannot be.
+  void sendGoodbye(std::function<void()> sent);
+  /// Whether the end of this node need not wait for this link (any more).
+  bool isLeft();
+  bool isClosed();
+  /// Whether a frame has ever arrived from the peer.
+  bool hasReceived() const { return has_received_.load(); }
+  /// As Connection::progress(); 0 while there is no connection.
+  uint64_t progress();
+  /// As Connection::describe(); empty while there is no connection.
+  std::string describe();
+
+  void onIdentity(const PeerIdentity& identity) override;
+  void onClaimedName(const std::string& name) override;
+  /// Charges the bytes to the quota of the peer, before they arrive.
+  Status onAnnounced(std::string_view head_begin, uint64_t bytes) override;
+  /// Returns the token of the bytes of the frame that has just arrived, if it was announced. On the loop.
+  CallerUsage::Token takeAnnouncedToken() { return std::exchange(announced_token_, nullptr); }
+  /// Closes the connection because of what the peer does, with a line in the log and in the audit log. Thread-safe.
+  void cutOff(const Error& reason);
+  void onFrame(Frame frame) override;
+  void onClosed(const Error& reason) override;
+
+ private:
+  friend class ConnectionPool;
+  struct Waiting {
+    Frame frame;
+    SentHandler done;
+  };
+  void attach(const std::shared_ptr<Connection>& connection);
+  /// Sends the calls that need not be held back any more.
+  void sendHeld();
+  void sendAdmitted(RequestWindow::Call call);
+  /// Counts this inbound link against the quota of the peer of that name, and closes it if it is over the quota.
+  void countConnection(const std::string& name);
+  /// Throws Error(kProtocol) if the peer has proved, or said in the handshake, that it is another worker than `peer`.
+  void checkIdentity(const WorkerInfo& peer) const;
+  /// Handles a frame that arrives before the peer is known: HELLO, the PING of anyAnswersPing(), or the INSPECT of an
+  /// observer, which is no worker.
+  void onFirstFrame(Frame frame);
+
+  ConnectionPool& pool_;
+  const uint64_t id_;
+  const bool is_inbound_;
+  // Set by HELLO, on the loop, before the link is published:
+  WorkerInfo peer_;
+  uint64_t incarnation_;
+  std::shared_ptr<CallerUsage> usage_;
+  Status refusal_;
+  // Set before the first frame, on the loop; empty if the transport proves no identity, or knows no names:
+  std::optional<PeerIdentity> identity_;
+  std::string claimed_name_;
+  // On the loop:
+  bool is_counted_ = false;  ///< against the quota of connections
+  CallerUsage::Token announced_token_;
+  // Own synchronization:
+  RequestWindow request_window_;
+  StartedCalls started_calls_;
+  ReplyQueueLimit reply_queue_;
+  std::atomic<bool> frame_arrived_{false};  ///< since the last consumeActivity()
+  std::atomic<bool> has_received_{false};   ///< a frame has ever arrived from the peer
+  bool is_refused_ = false;  ///< it is about to be closed: frames that arrive until then are not read. On the loop
+  std::atomic<bool> is_replaced_{false};
+  std::atomic<bool> is_pong_queued_{false};
+  std::atomic<int64_t> unanswered_{0};
+  std::atomic<bool> requires_reader_{false};
+  std::atomic<bool> is_goodbye_written_{false};
+  // Used by consumeActivity():
+  uint64_t progress_ = 0;
+  Mutex mutex_;
+  std::shared_ptr<Connection> connection_ TORCHRPC_GUARDED_BY(mutex_);
+  std::deque<Waiting> waiting_ TORCHRPC_GUARDED_BY(mutex_);
+  CallerUsage::Token connection_token_ TORCHRPC_GUARDED_BY(mutex_);  ///< until the link closes
+  Status close_reason_ TORCHRPC_GUARDED_BY(mutex_);                  ///< the reason that this side has given to close()
+  Status closed_ TORCHRPC_GUARDED_BY(mutex_);                        ///< why the connection has ended
+};
+
+class ConnectionPool {
+ public:
+  struct Events {
+    /// Called when a later incarnation than the directory knows has connected. Only HELLO has been read from it.
+    std::function<void(const Peer&)> on_new_incarnation;
+    /// Called with each frame of a worker other than HELLO.
+    std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
+    /// Whether that worker of the directory has been lost or has left.
+    std::function<bool(const WorkerInfo&)> is_lost;
+    /// Whether this is the reply of that worker for which a call of this one waits.
+    std::function<bool(CallId, const Link&)> is_awaited;
+    /// Called with an INSPECT over a link whose peer is no worker.
+    std::function<void(const std::shared_ptr<Link>&, Frame)> on_inspect;
+    /// Called when a link has ended: requests that were sent over it will not be answered.
+    std::function<void(const Link&, const Error& reason)> on_lost;
+    /// Called for the first frame that arrives over a link since consumeActivity().
+    std::function<void(const Link&)> on_activity;
+  };
+
+  struct Options {
+    uint64_t incarnation = 0;
+    int32_t world_size = 0;       ///< 0: the group grows
+    size_t max_queued_bytes = 0;  ///< see Note [Flow control]
+    Quotas* quotas = nullptr;     ///< of peers; null: none
+    std::shared_ptr<AuditLog> audit_log{};
+  };
+
+  ConnectionPool(Transport& transport, const WorkerDirectory& directory, const Options& options, Events events);
+
+  /// Starts accepting; returns the address to publish.
+  std::string listen();
+
+  /// Returns the link to a worker; opens it if there is none. Throws Error(kUnknownWorker).
+  std::shared_ptr<Link> link(WorkerId to);
+  /// The links over which this node sends, one for each peer. Thread-safe, as are hasLink() and size().
+  std::vector<std::shared_ptr<Link>> links() const;
+  bool hasLink(WorkerId to) const;
+  /// All links, the oldest first, also those over which only the peer sends. Thread-safe.
+  std::vector<std::shared_ptr<Link>> allLinks() const;
+  /// Whether the link of that id has not ended. Thread-safe.
+  bool isOpen(uint64_t id) const;
+  /// What flow control holds up on all links: see Note [Flow control].
+  struct Queued {
+    size_t reply_bytes = 0;
+    size_t deferred_calls = 0;
+    size_t held_calls = 0;
+  };
+  Queued queued() const;
+  /// To be called when the directory has a new worker or a later incarnation of one. Closes all links, inbound ones
+  /// included, with that worker id and another name or incarnation. If a link of this incarnation is open, this node
+  /// sends over it from now on. Thread-safe.
+  void replaceLinks(const WorkerInfo& worker, uint64_t incarnation, const Error& reason);
+  /// As Transport::afterReading().
+  void afterReading(std::function<void()> done) { transport_.afterReading(std::move(done)); }
+  /// Whether one of the workers' addresses answers a PING. Dials 32 addresses at a time, and waits for `timeout` at
+  /// most for their answers. Blocks; not to be called on the loop.
+  bool anyAnswersPing(const std::vector<WorkerRecord>& workers, Duration timeout);
+
+  size_t size() const;
+
+  /// Records in the audit log that something of the peer of that name was refused: "connect", the kind of a message, or
+  /// "disconnect" if its connection is closed for that. Thread-safe.
+  void recordRefusal(const std::string& peer, const Error& reason, std::string_view action = "connect") const;
+
+ private:
+  friend class Link;
+  std::string hello() const;
+  /// Reads the HELLO of an inbound link: see Note [Workers that are not known yet]. Throws Error(kProtocol).
+  void acceptHello(Link& link, Frame frame);
+  /// Lets this node send over the link, unless it sends over another one of the same incarnation.
+  void use(const std::shared_ptr<Link>& link);
+  /// Counts an inbound link against the quota of the peer of that name. Throws Error(kQuotaExceeded).
+  void takeQuota(Link& link, const std::string& peer);
+  void remove(const Link& link, const Error& reason);
+
+  Transport& transport_;
+  const WorkerDirectory& directory_;
+  const Options options_;
+  const Events events_;
+  /// Shared with the links, which may outlive the pool. See StartedCalls.
+  const std::shared_ptr<std::atomic<size_t>> senders_ = std::make_shared<std::atomic<size_t>>(0);
+  std::atomic<uint64_t> next_link_{1};
+  mutable Mutex mutex_;
+  std::unordered_map<WorkerId, std::shared_ptr<Link>> links_ TORCHRPC_GUARDED_BY(mutex_);
+  /// The links by id, except inbound ones whose HELLO has not been accepted.
+  std::map<uint64_t, std::weak_ptr<Link>> all_links_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
+}  // namespace torchrpc
