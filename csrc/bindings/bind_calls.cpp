@@ -138,8 +138,10 @@ py::object wrappedBy(const py::object& function) {
 template <Operation operation>
 Outgoing encode(const Route& route, const py::object& function, const py::args& args, const py::kwargs& kwargs) {
   using torch::jit::StrongFunctionPtr;
-  if (auto* op = Operator::of(function))
-    return {.message = op->encodeCall(kindOf(operation, CallableType::kOperator), args, kwargs)};
+  if (auto* op = Operator::of(function)) {
+    auto message = op->encodeCall(kindOf(operation, CallableType::kOperator), args, kwargs);
+    if (message) return {.message = *std::move(message)};
+  }
   if (py::type::handle_of(function).is(internalFunction("CppFunction"))) {
     return encodeCpp(route, kindOf(operation, CallableType::kCpp), function, args, kwargs);
   }

@@ -240,12 +240,15 @@ void ClientCalls::expire() {
     const auto timeout = call.attempt ? call.attempt->timeout : call.timeout;
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
     const auto to = worker(call.to);
+    const auto link = connections_.find(call.link);
+    const auto why_not_open = link ? link->whyNotOpen() : "";
     const Error error(
         ErrorCode::kTimeout,
         "RPC ran for more than set timeout (" + std::to_string(ms) +
-            " ms) and will now be marked with an error: " + to.name +
-            " has not replied. Pass a longer timeout to the call, or a longer default to the worker (in Python "
-            "rpc_timeout of its options, in C++ NodeOptions::timeout)" +
+            " ms) and will now be marked with an error: " + to.name + " has not replied" +
+            (why_not_open.empty() ? "" : ", because the connection to it is not open: " + why_not_open) +
+            ". Pass a longer timeout to the call, or a longer default to the worker (in Python rpc_timeout of its "
+            "options, in C++ NodeOptions::timeout)" +
             environment_.thread_shortage(call.timeout),
         to.name);
     finish(call, error);
@@ -266,16 +269,15 @@ bool ClientCalls::cancel(CallId id) {
 
 void ClientCalls::notifyCallee(const ClientCall& call, CancelKind kind) {
   if (call.to == self().id) return environment_.cancel_own(call.id, kind);
-  for (const auto& link : connections_.links()) {
-    if (link->id() != call.link) continue;
-    std::string payload;
-    Writer writer(payload);
-    writer.put(call.id);
-    writer.put(kind);
-    // Sent as a call, so that it does not overtake a call that is held back.
-    link->sendCall(
-        calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
-  }
+  const auto link = connections_.find(call.link);
+  if (!link) return;
+  std::string payload;
+  Writer writer(payload);
+  writer.put(call.id);
+  writer.put(kind);
+  // Sent as a call, so that it does not overtake a call that is held back.
+  link->sendCall(
+      calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
 }
 
 // --- Calls that may be repeated ---

@@ -114,22 +114,24 @@ void Link::close(Error reason) {
   if (connection) connection->close();
 }
 
+std::shared_ptr<Connection> Link::connection() {
+  MutexLock lock(mutex_);
+  return connection_;
+}
+
 uint64_t Link::progress() {
-  std::shared_ptr<Connection> connection;
-  {
-    MutexLock lock(mutex_);
-    connection = connection_;
-  }
+  const auto connection = this->connection();
   return connection ? connection->progress() : 0;
 }
 
 std::string Link::describe() {
-  std::shared_ptr<Connection> connection;
-  {
-    MutexLock lock(mutex_);
-    connection = connection_;
-  }
+  const auto connection = this->connection();
   return connection ? connection->describe() : "";
+}
+
+std::string Link::whyNotOpen() {
+  const auto connection = this->connection();
+  return connection ? connection->whyNotOpen() : "";
 }
 
 bool Link::isClosed() {
@@ -580,12 +582,14 @@ std::vector<std::shared_ptr<Link>> ConnectionPool::allLinks() const {
   return out;
 }
 
+std::shared_ptr<Link> ConnectionPool::find(uint64_t id) const {
+  MutexLock lock(mutex_);
+  const auto found = all_links_.find(id);
+  return found == all_links_.end() ? nullptr : found->second.lock();
+}
+
 bool ConnectionPool::isOpen(uint64_t id) const {
-  std::shared_ptr<Link> link;
-  {
-    MutexLock lock(mutex_);
-    if (const auto found = all_links_.find(id); found != all_links_.end()) link = found->second.lock();
-  }
+  const auto link = find(id);
   return link && !link->isClosed();
 }
 

@@ -112,6 +112,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   uint64_t progress();
   /// As Connection::describe(); empty while there is no connection.
   std::string describe();
+  /// As Connection::whyNotOpen(); empty while there is no connection.
+  std::string whyNotOpen();
 
   void onIdentity(const PeerIdentity& identity) override;
   void onClaimedName(const std::string& name) override;
@@ -131,6 +133,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
     SentHandler done;
   };
   void attach(const std::shared_ptr<Connection>& connection);
+  /// Null while there is no connection.
+  std::shared_ptr<Connection> connection();
   /// Sends the calls that need not be held back any more.
   void sendHeld();
   void sendAdmitted(RequestWindow::Call call);
@@ -217,6 +221,8 @@ class ConnectionPool {
   bool hasLink(WorkerId to) const;
   /// All links, the oldest first, also those over which only the peer sends. Thread-safe.
   std::vector<std::shared_ptr<Link>> allLinks() const;
+  /// The link of that id; null: it has ended. Thread-safe.
+  std::shared_ptr<Link> find(uint64_t id) const;
   /// Whether the link of that id has not ended. Thread-safe.
   bool isOpen(uint64_t id) const;
   /// What flow control holds up on all links: see Note [Flow control].

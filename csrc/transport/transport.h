@@ -59,6 +59,11 @@ class Connection {
   /// the bytes of this side. Always 0 for a transport that moves only whole frames. Thread-safe.
   virtual uint64_t progress() const { return 0; }
 
+  /// Why the connection is not open yet, as text for humans: the peer has not answered, or the last attempt has failed
+  /// for that reason and will be repeated. Empty if the connection is open or has ended, and for a transport that
+  /// cannot tell. Thread-safe.
+  virtual std::string whyNotOpen() const { return {}; }
+
   /// Returns the transport and the addresses as text for humans.
   virtual std::string describe() const = 0;
 };

@@ -325,6 +325,23 @@ def look_up(module, name):
     find_allowed(module, name)
 
 
+@pytest.mark.parametrize("entry", ["torch.ops.aten.mul", "torch.ops.aten.mul.Tensor", "aten::mul"])
+def test_an_object_of_torch_ops_is_allowed_as_the_operator_that_it_is(entry):
+    with workers(2, allowed_functions=[entry, look_up]):
+        for function in (torch.ops.aten.mul, torch.ops.aten.mul.Tensor, torch.mul):
+            assert rpc.rpc_sync("worker1", function, args=(torch.ones(1), torch.full((1,), 2.0))).item() == 2
+        with pytest.raises(RuntimeError, match="does not let others run aten::empty"):
+            rpc.rpc_sync("worker1", torch.ops.aten.empty, args=([2],))
+
+
+def test_an_object_of_torch_ops_cannot_be_called_as_a_python_function():
+    """Python would not check its arguments: a wrong dtype ends the process."""
+    with workers(2, allowed_functions=["torch.ops.aten.empty", look_up]):
+        with pytest.raises(rpc.NotAllowedError, match=r"torch\.ops\.aten\.empty only in a call of an operator"):
+            rpc.rpc_sync("worker1", look_up, args=("torch.ops", "aten.empty"))
+        assert rpc.rpc_sync("worker1", torch.ops.aten.empty, args=([2],)).shape == (2,)
+
+
 def call_method(rref, name, *args):
     """Calls a method of which a proxy has an attribute of its own."""
     return rpc.rpc_sync(rref.owner(), rref_proxy._call_method, args=(rref, name, args, {}))
@@ -369,7 +386,7 @@ def test_a_prefix_allows_names_that_a_package_defines_but_not_its_imports():
     here = double.__module__
     with workers(2, allowed_functions=[f"{here}.*", "aten::*"]):
         assert rpc.rpc_sync("worker1", triple, args=(2,)) == 6
-        assert rpc.rpc_sync("worker1", torch.mul, args=(torch.ones(1), 2)).item() == 2
+        assert rpc.rpc_sync("worker1", torch.mul, args=(torch.ones(1), torch.full((1,), 2.0))).item() == 2
         rpc.rpc_sync("worker1", look_up, args=(here, "double"))
         for name in ("os.system", "double.__globals__"):
             refused(look_up, here, name, name=rf"{here}\.{name}")

@@ -168,6 +168,11 @@ def test_functions_and_classes_are_accepted_as_objects():
     assert {"_operator.add", "torch._C.Generator", "posix.getpid", "aten::add", f"{HERE}.Account.get"} <= set(names)
 
 
+@pytest.mark.parametrize("entry", [torch.ops.aten.mul, torch.ops.aten.mul.Tensor], ids=["packet", "overload"])
+def test_objects_of_torch_ops_are_operators(entry):
+    assert resolve(rpc.TensorPipeRpcBackendOptions(allowed_functions=[entry]).allowed_functions) == ["aten::mul"]
+
+
 # --- Prefixes of torch's operators ---
 
 

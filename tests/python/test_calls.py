@@ -177,6 +177,46 @@ def test_objects_of_torch_ops_run_and_arrive(function):
     assert rpc.rpc_sync("worker1", identity, args=(function,)) is function
 
 
+@torch.library.custom_op("torchrpc_test_calls::scaled_by_python", mutates_args=())
+def scaled_by_python(x: torch.Tensor, factor: float) -> torch.Tensor:
+    assert threading.get_ident() != threading.main_thread().ident
+    return x * factor
+
+
+@pytest.mark.parametrize("to", ["worker0", "worker1"])
+def test_an_operator_that_is_written_in_python_runs_as_an_object_of_torch_ops(to):
+    x = torch.rand(3)
+    operators = torch.ops.torchrpc_test_calls
+    for function in (operators.scaled_by_python, operators.scaled_by_python.default):
+        assert torch.equal(rpc.rpc_sync(to, function, args=(x, 2.0)), x * 2)
+        assert torch.equal(rpc.rpc_sync(to, function, args=(x,), kwargs={"factor": 3.0}), x * 3)
+
+
+# torch.ops.aten.empty([2], dtype=120) ends its process.
+@pytest.mark.parametrize(
+    ("function", "args", "options", "text"),
+    [
+        (torch.ops.aten.empty, ([2],), {"dtype": 120}, "dtype.*no ScalarType with the number 120"),
+        (torch.ops.aten.ones.default, ([2],), {"dtype": -5}, "dtype.*no ScalarType with the number -5"),
+        (torch.ops.aten.ones, ([2],), {"layout": 77}, "layout.*no Layout with the number 77"),
+        (torch.ops.aten.to.dtype, (torch.ones(2), 100), {}, "dtype.*no ScalarType with the number 100"),
+        (torch.ops.aten.add.Tensor, ("x", 1), {}, "Expected a value of type 'Tensor'"),
+    ],
+)
+def test_wrong_arguments_of_objects_of_torch_ops_are_refused(function, args, options, text):
+    for mode in (rpc.rpc_sync, lambda *call, **kwargs: rpc.remote(*call, **kwargs).to_here()):
+        with pytest.raises(RuntimeError, match=text):
+            mode("worker1", function, args=args, kwargs=options)
+    assert rpc.rpc_sync("worker1", torch.add, args=(1, 2)) == 3
+
+
+def test_an_object_of_torch_ops_takes_numbers_instead_of_tensors_as_in_python():
+    for x in (torch.ones(2), torch.ones(2, dtype=torch.int32)):
+        here = torch.ops.aten.mul.Tensor(x, 2.5)
+        arrived = rpc.rpc_sync("worker1", torch.ops.aten.mul.Tensor, args=(x, 2.5))
+        assert torch.equal(arrived, here) and arrived.dtype == here.dtype
+
+
 def test_an_operator_with_wrong_arguments_is_refused_by_the_caller():
     with pytest.raises(RuntimeError, match="Overloaded torch operator invoked from Python failed to match any schema"):
         rpc.rpc_sync("worker1", torch.add, args=())

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+import pytest
 import torch
 from waiting import stop
 
@@ -33,6 +34,37 @@ def pid_of(name):
     return rpc.rpc_sync(name, os.getpid)
 
 
+def test_a_call_that_times_out_before_its_connection_is_open_says_why():
+    with workers(3):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+        filler = [os.dup(0) for _ in range(highest)]  # no number below the limit is free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(filler) + 1, hard))
+        try:
+            with pytest.raises(
+                rpc.RpcTimeoutError,
+                match="worker1 has not replied, because the connection to it is not open: this process has as many "
+                "open files as `ulimit -n` allows: raise it",
+            ):
+                rpc.rpc_sync("worker1", torch.add, args=(1, 1), timeout=0.5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in filler:
+                os.close(fd)
+        expect_contact("worker1")
+        # worker1 has not called worker2 before.
+        pid = pid_of("worker2")
+        stop(pid)
+        try:
+            with pytest.raises(rpc.RpcTimeoutError, match="connection to it is not open: worker2 has not answered yet"):
+                rpc.rpc_sync("worker1", call_from, args=("worker1", "worker2", 0.5), timeout=30)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        expect_contact("worker2")
+        with pytest.raises(rpc.RpcTimeoutError, match=r"worker2 has not replied\. Pass"):
+            rpc.rpc_sync("worker2", time.sleep, args=(1,), timeout=0.2)
+
+
 def test_a_call_waits_while_this_process_has_no_descriptor():
     with workers(2):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -55,8 +87,8 @@ def stop_for(pid, seconds):
     threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
 
 
-def call_from(name, to):
-    return rpc.rpc_sync(to, torch.add, args=(torch.ones(1), 1), timeout=30).item()
+def call_from(name, to, timeout=30):
+    return rpc.rpc_sync(to, torch.add, args=(torch.ones(1), 1), timeout=timeout).item()
 
 
 def test_a_call_waits_for_a_worker_that_is_stopped_for_longer_than_a_handshake():

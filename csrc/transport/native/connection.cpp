@@ -225,6 +225,17 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd, const st
   flush();
 }
 
+void StreamConnection::noteFailedAttempt(const std::string& reason) {
+  MutexLock lock(mutex_);
+  failed_attempt_ = reason;
+}
+
+std::string StreamConnection::whyNotOpen() const {
+  MutexLock lock(mutex_);
+  if (stream_ || closed_) return {};
+  return failed_attempt_.empty() ? peer_name_ + " has not answered yet" : failed_attempt_;
+}
+
 void StreamConnection::requireFrame(Duration timeout) {
   shared_->loop.lock().assertHeld();
   if (!handler_ || has_frame_) return;

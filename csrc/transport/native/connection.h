@@ -26,6 +26,7 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   void send(Frame frame, SentHandler done) override;
   void close() override;
   uint64_t progress() const override;
+  std::string whyNotOpen() const override;
   std::string describe() const override;
   /// Whether the connection has ended, or close() has been called. Any thread.
   bool isClosed();
@@ -47,6 +48,8 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   /// Begins to write and to read frames. Called when the peer has been authenticated. `fd`: the socket, which becomes
   /// readable when the peer sends bytes or a wake-up, or ends. `identity`: the one that the peer has proved, if any.
   void open(std::unique_ptr<ByteStream> stream, int fd, const std::optional<PeerIdentity>& identity = std::nullopt);
+  /// An attempt to open the connection has failed, and will be repeated.
+  void noteFailedAttempt(const std::string& reason);
   /// Closes the connection unless its first frame arrives within `timeout`, which is extended while a large frame is
   /// arriving. Called after open().
   void requireFrame(Duration timeout);
@@ -102,9 +105,10 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   std::shared_ptr<ByteStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() until the connection ends
   bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;               ///< a thread is in flush(), or about to call it
   // These two are written with the mutex. On the loop they are read without it, for each frame.
-  std::atomic<bool> waiting_for_room_{false};  ///< the stream was full: resumeFlush() follows
-  std::atomic<bool> is_closed_{false};         ///< closed_ is set
-  Status closed_ TORCHRPC_GUARDED_BY(mutex_);  ///< the reason; once set, nothing more is sent or delivered
+  std::atomic<bool> waiting_for_room_{false};               ///< the stream was full: resumeFlush() follows
+  std::atomic<bool> is_closed_{false};                      ///< closed_ is set
+  std::string failed_attempt_ TORCHRPC_GUARDED_BY(mutex_);  ///< why the last attempt to open it has failed
+  Status closed_ TORCHRPC_GUARDED_BY(mutex_);               ///< the reason; once set, nothing more is sent or delivered
 
   // Guarded by the loop lock; all but reader_ and failed_ are changed on the loop thread only.
   std::shared_ptr<ConnectionHandler> handler_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< until onClosed

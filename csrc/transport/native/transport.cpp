@@ -115,7 +115,7 @@ class NativeTransport : public Transport {
     Duration pause = kFirstDialPause;
   };
   void dial(Dial dial);
-  void dialAgain(Dial dial);
+  void dialAgain(Dial dial, const std::string& reason);
   /// Returns false if there is no address space for the memory that the peer shares: then the connection is not open.
   bool open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
   void closeAll();
@@ -344,7 +344,7 @@ void NativeTransport::dial(Dial dial) {
         const auto session = std::move(*position);  // kept until this callback returns
         outbound_handshakes_.erase(position);
         const auto connection = dial.connection;
-        if (!peer && session->mayRetry()) return dialAgain(dial);
+        if (!peer && session->mayRetry()) return dialAgain(dial, peer.error().text());
         if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
         if (open(*connection, std::move(peer).value(), true)) return;
         // No frame was sent on the first socket: to the peer, its end is that of an unauthenticated connection.
@@ -354,8 +354,9 @@ void NativeTransport::dial(Dial dial) {
   (*position)->start(options_.handshake_deadline);
 }
 
-void NativeTransport::dialAgain(Dial dial) {
+void NativeTransport::dialAgain(Dial dial, const std::string& reason) {
   if (dial.connection->isClosed()) return;
+  dial.connection->noteFailedAttempt(reason);
   const auto pause = dial.pause + dial.pause * static_cast<int>(randomNumber() % 8) / 8;  // many may dial one worker
   dial.pause = std::min(2 * dial.pause, kLongestDialPause);
   const auto position = dial_pauses_.insert(dial_pauses_.end(), EventLoop::Watch());

@@ -19,9 +19,9 @@ from torchrpc import _C
 from .._errors import NotAllowedError
 from .._values.names import find_global, find_module
 from .._values.names import shortened as shortened
+from .entries import OPERATOR_OBJECTS, classes_of_entries, is_unsafe_name, why_unsafe
 from .entries import Entries as Entries
 from .entries import allowances_of as allowances_of
-from .entries import classes_of_entries, is_unsafe_name, why_unsafe
 from .entries import resolve as resolve
 from .objects import (
     LARGE_PACKAGES,
@@ -144,6 +144,12 @@ def find_listed(module: str, qualified_name: str, allowed: _C._AllowList) -> Any
             raise refused(name, allowed)
     if not (callable(found) or isinstance(found, enum.Enum)):
         raise refused(name, allowed)
+    if isinstance(found, OPERATOR_OBJECTS):
+        raise NotAllowedError(
+            f"{allowed.worker} runs {name} only in a call of an operator, which checks the arguments by its schema, "
+            "and not as a Python function.",
+            allowed.worker,
+        )
     return found
 
 

@@ -103,7 +103,7 @@ _BY_NAME_ONLY = """
 _OPERATORS_BY_NAME_ONLY = frozenset(_BY_NAME_ONLY.split())
 
 # Objects of `torch.ops`.
-_OPERATOR_OBJECTS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+OPERATOR_OBJECTS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 # The classes that entries name, by id. An entry may find a class in another module than the class's `__module__`.
 classes_of_entries: dict[int, tuple[type, set[str]]] = {}
@@ -156,6 +156,8 @@ def _name_of(entry: Any) -> str:
     # Calls name an operator only for functions of C. Those that torch has written in Python travel by their names.
     if isinstance(entry, types.BuiltinFunctionType) and (operator := _find_builtin(entry)) is not None:
         return operator
+    if isinstance(entry, OPERATOR_OBJECTS):
+        return _operator_name(entry)
     module, name = getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)
     if not module or not name or "<" in name:
         raise ValueError(
@@ -383,8 +385,8 @@ def _unsafe_part(prefix: str) -> str:
 
 def _unsafe_object(entry: str, found: Any) -> str:
     """Return the name of an unsafe object that the entry names, or whose method it names; else an empty string."""
-    if isinstance(found, _OPERATOR_OBJECTS):
-        name = found._name.partition(".")[0] if isinstance(found, torch._ops.OpOverload) else found._qualified_op_name
+    if isinstance(found, OPERATOR_OBJECTS):
+        name = _operator_name(found)
         return name if _why_operator_is_unsafe(name, None) else ""
     for each in (found, find_loaded(entry.rpartition(".")[0])):
         if is_class(each) and _is_memory(each):
@@ -393,6 +395,13 @@ def _unsafe_object(entry: str, found: Any) -> str:
         if found is not None and find_loaded(unsafe) is found:
             return unsafe
     return ""
+
+
+def _operator_name(operator: Any) -> str:
+    """Return the name of an object of `torch.ops`, without its overload: "aten::add"."""
+    if isinstance(operator, torch._ops.OpOverload):
+        return operator._schema.name
+    return operator._qualified_op_name
 
 
 def _is_memory(cls: type) -> bool:
@@ -427,7 +436,7 @@ def _is_hidden(entry: str, found: Any) -> bool:
     path, _, name = entry.rpartition(".")
     owner = find_loaded(path)
     is_inherited = is_class(owner) and defined_attribute(owner, name)[0] is not owner
-    if entry.partition(".")[0] in LARGE_PACKAGES or is_inherited or isinstance(found, _OPERATOR_OBJECTS):
+    if entry.partition(".")[0] in LARGE_PACKAGES or is_inherited or isinstance(found, OPERATOR_OBJECTS):
         return False
     return _is_private(canonical_name(found), found)
 
