@@ -38,22 +38,16 @@ Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnat
 }
 
 void Link::send(Frame frame, SentHandler done) {
-  std::shared_ptr<Connection> connection;
-  Status closed;
-  {
+  auto* connection = open_.load(std::memory_order_acquire);
+  if (!connection) {
     MutexLock lock(mutex_);
-    closed = closed_ ? closed_ : close_reason_;
-    if (!closed && !connection_) {
-      waiting_.push_back({std::move(frame), std::move(done)});
-      return;
-    }
-    connection = connection_;
+    const auto closed = closed_ ? closed_ : close_reason_;
+    if (!closed && !connection_) return waiting_.push_back({std::move(frame), std::move(done)});
+    connection = connection_.get();
+    lock.unlock();
+    if (closed) return done(closed);
   }
-  if (closed) {
-    done(std::move(closed));
-  } else {
-    connection->send(std::move(frame), std::move(done));
-  }
+  connection->send(std::move(frame), std::move(done));
 }
 
 void Link::sendCall(CallId call, Frame frame, SentHandler done) {
@@ -93,6 +87,7 @@ void Link::attach(const std::shared_ptr<Connection>& connection) {
       if (close_reason_) break;
       if (waiting_.empty()) {
         connection_ = connection;
+        open_.store(connection.get(), std::memory_order_release);
         return;
       }
       waiting.swap(waiting_);
@@ -108,6 +103,7 @@ void Link::close(Error reason) {
   {
     MutexLock lock(mutex_);
     if (!close_reason_) close_reason_ = std::move(reason);
+    open_ = nullptr;
     connection = connection_;
     token.swap(connection_token_);
   }
@@ -278,7 +274,6 @@ void Link::onClosed(const Error& ended) {
   Error reason = ended;
   bool has_broken_rules = false;  // of the transport's protocol, or limits
   std::deque<Waiting> waiting;
-  std::shared_ptr<Connection> connection;
   CallerUsage::Token token;
   {
     MutexLock lock(mutex_);
@@ -289,7 +284,7 @@ void Link::onClosed(const Error& ended) {
     token.swap(connection_token_);
     closed_ = reason;
     waiting.swap(waiting_);
-    connection.swap(connection_);
+    open_ = nullptr;
   }
   announced_token_.reset();
   if (has_broken_rules) pool_.recordRefusal(nameForAudit(), ended, "disconnect");

@@ -172,9 +172,12 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   std::atomic<int64_t> unanswered_{0};
   std::atomic<bool> requires_reader_{false};
   std::atomic<bool> is_goodbye_written_{false};
+  /// connection_ from attach() on, until the link closes. Written with mutex_; send() reads it without.
+  std::atomic<Connection*> open_{nullptr};
   // Used by consumeActivity():
   uint64_t progress_ = 0;
   Mutex mutex_;
+  /// Set once, and kept as long as the link, because a thread may be in send().
   std::shared_ptr<Connection> connection_ TORCHRPC_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_ TORCHRPC_GUARDED_BY(mutex_);
   CallerUsage::Token connection_token_ TORCHRPC_GUARDED_BY(mutex_);  ///< until the link closes
