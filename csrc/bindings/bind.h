@@ -11,6 +11,7 @@ namespace torchrpc::bindings {
 
 void bindErrors(pybind11::module_& module);
 void bindFutures(pybind11::module_& module);
+void bindOptions(pybind11::module_& module);
 void bindAgent(pybind11::module_& module);
 void bindRRef(pybind11::module_& module);
 void bindCalls(pybind11::module_& module);

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ core of torchrpc. Private: use torchrpc.rpc.";
   bindErrors(module);
   bindFutures(module);
+  bindOptions(module);
   bindAgent(module);
   bindRRef(module);
   bindCalls(module);

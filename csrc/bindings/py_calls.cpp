@@ -11,6 +11,7 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_names.h"
 
 namespace torchrpc::bindings {
 

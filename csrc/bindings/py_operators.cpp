@@ -17,7 +17,7 @@ namespace torchrpc::bindings {
 namespace {
 
 /// The name of the operator that a Python function is, and its overload if it is one; nullopt: it is no operator.
-std::optional<std::pair<std::string, std::optional<std::string>>> nameOf(py::handle function) {
+std::optional<std::pair<std::string, std::optional<std::string>>> operatorName(py::handle function) {
   if (PyCFunction_CheckExact(function.ptr())) {
     const auto name = py::module_::import("torch.jit._builtins").attr("_find_builtin")(function);
     if (name.is_none()) return std::nullopt;
@@ -48,7 +48,7 @@ Operator* Operator::of(py::handle function) {
   // are kept alive, so that no other object gets their addresses.
   static auto& operators = *new std::unordered_map<PyObject*, std::unique_ptr<Operator>>();
   if (const auto it = operators.find(function.ptr()); it != operators.end()) return it->second.get();
-  auto name = nameOf(function);
+  auto name = operatorName(function);
   if (!name) return nullptr;
   function.inc_ref();
   auto made = std::unique_ptr<Operator>(new Operator(

@@ -37,7 +37,7 @@ enum class ValueTag : uint8_t {
   kNumbers = 17,    ///< u32 index into Message::tensors: a list of the numbers in that tensor
   kLongBytes = 18,  ///< u32 index into Message::tensors: the bytes in that tensor. Only C++ writes it
   kStruct = 19,     ///< string name, u32 count, then for each field its name (short) and its value
-  // 20 to 24 are those of values with objects: bindings/py_codec.cpp
+  // 20 to 24 are those of values with objects: bindings/py_object_tags.h
 };
 
 /// RRefIndexOf, for a message that is written, returns the index of an RRef in the message's list of RRefs. RRefAt, for
