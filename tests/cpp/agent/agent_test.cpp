@@ -50,12 +50,12 @@ TEST_CASE("an observer sees each request once, on both sides, whichever thread s
     void onReply(const Note&, const Result<Message>&) override { ++ended; }
   };
   Counts caller, callee;
+  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool, Messenger::Where::kStrand);
+  const bool loop_first = where == Messenger::Where::kPool && GENERATE(true, false);
+  const bool answers = GENERATE(true, false);  // read on the loop, perhaps after the answer has arrived
   LoopbackGroup group({});
   group[0].observeCalls(caller);
   group[1].observeCalls(callee);
-  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool, Messenger::Where::kStrand);
-  const bool loop_first = where == Messenger::Where::kPool && GENERATE(true, false);
-  const bool answers = GENERATE(true, false);
   group[1].on(kCall, where, echo);
   if (loop_first) {
     group[1].onLoopFirst(kCall, [&](const Request& request, const Responder& responder) {

@@ -94,7 +94,9 @@ struct DeafPeer final : Transport {
     throw Error(ErrorCode::kWorkerLost, "it does not listen");
   }
   void close() override {
-    if (const auto last = std::exchange(node, nullptr)) last->onClosed({ErrorCode::kShutdown, "closed here"});
+    const Error closed(ErrorCode::kShutdown, "closed here");
+    for (auto& done : std::exchange(end->unwritten, {})) done(closed);
+    if (const auto last = std::exchange(node, nullptr)) last->onClosed(closed);
   }
   bool inLoop() const override { return false; }
   std::string describe() const override { return "deaf"; }
