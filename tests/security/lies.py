@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ import torchrpc.rpc as rpc
 from torchrpc.testing import free_port, start_process
 
 VICTIM, LIAR = "worker1", "client-900"
+MEMBERS = ("worker0", VICTIM)
 LIAR_RANK = 2  # in a group of a fixed size to which it belongs
 SECRET = "the secret of the group that is lied to"
 LATENCY_FACTOR, LEAST_S = 10, 0.05  # what honest calls may take beside the lies, compared with before; at least this
@@ -70,12 +71,14 @@ Frames = list[bytes]
 
 
 # --- the group -------------------------------------------------------------------------------------------------------
-def make_identities(folder: str) -> None:
-    keygen = [sys.executable, "-m", "torchrpc", "keygen", f"{folder}/group.key", "--member", "worker0", VICTIM]
-    subprocess.run([*keygen, "--client", LIAR], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+def make_identities(folder: str, members: Sequence[str] = MEMBERS, clients: Sequence[str] = (LIAR,)) -> None:
+    keygen = [sys.executable, "-m", "torchrpc", "keygen", f"{folder}/group.key", "--member", *members]
+    if clients:
+        keygen += ["--client", *clients]
+    subprocess.run(keygen, check=True, stdout=subprocess.DEVNULL, cwd=folder)
 
 
-def make_certificates(folder: str) -> None:
+def make_certificates(folder: str, members: Sequence[str] = MEMBERS, clients: Sequence[str] = (LIAR,)) -> None:
     """Write ca.pem, and a certificate and a key for each worker."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ca_key = ec.generate_private_key(ec.SECP256R1())
@@ -88,9 +91,9 @@ def make_certificates(folder: str) -> None:
         return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     Path(folder, "ca.pem").write_bytes(sign(ca_name, ca_key, x509.BasicConstraints(ca=True, path_length=None)))
-    for name in ("worker0", VICTIM, LIAR):
+    for name in (*members, *clients):
         key = ec.generate_private_key(ec.SECP256R1())
-        attribute = (NameOID.ORGANIZATIONAL_UNIT_NAME, "client") if name == LIAR else (NameOID.COMMON_NAME, name)
+        attribute = (NameOID.ORGANIZATIONAL_UNIT_NAME, "client") if name in clients else (NameOID.COMMON_NAME, name)
         subject = x509.Name([x509.NameAttribute(*attribute)])
         certificate = sign(subject, key, x509.SubjectAlternativeName([x509.DNSName(name)]))
         files = tls_files(folder, name)

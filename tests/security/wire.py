@@ -1,30 +1,42 @@
-"""A client of the wire protocol that is independent of the library: written from csrc/wire/PROTOCOL.md, it can lie.
+"""Both sides of the wire protocol, independent of the library: written from csrc/wire/PROTOCOL.md, they can lie.
 
-It has an identity file, the secret of the group or a TLS certificate, as a legitimate client does, and speaks over the
-Unix socket of a worker or over TCP. It needs `pip install noiseprotocol`, and for TLS `pip install pyopenssl`.
+They have an identity file, the secret of the group or a TLS certificate, as a legitimate worker does, and speak over
+Unix sockets, with or without rings in shared memory, or over TCP. They need `pip install noiseprotocol`, and for TLS
+`pip install pyopenssl`. `Client` opens a connection, `Accepted` is the side that listens.
 """
 
 import base64
+import contextlib
+import ctypes
 import hashlib
 import hmac
+import mmap
+import os
+import platform
 import re
+import select
 import socket
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from noise.connection import NoiseConnection
+from noise.connection import Keypair, NoiseConnection
 
 HELLO, WELCOME, REFUSAL, CONFIRM, READY = 1, 4, 5, 6, 7  # types of handshake messages
-HAS_SECRET, IS_ENCRYPTED = 2, 4  # flags
+SHARES_MEMORY, HAS_SECRET, IS_ENCRYPTED = 1, 2, 4  # flags
 MOST_RECORD_BYTES, END = 1 << 16, 1 << 31
 HANDSHAKE_VERSION, PROTOCOL_VERSION = 9, 6
 
 
+IN_STREAM = 2**64 - 1  # the slab offset of a segment that is in no slab
+
+
 class Refused(Exception):
-    """The worker has refused the client, or ended its connection."""
+    """The worker has refused this side, or ended its connection."""
 
 
 def short(data: bytes) -> bytes:
@@ -51,11 +63,11 @@ class Identity:
         self.certificate = parts.get("certificate", b"")
         self.private_key = parts.get("private key", b"")[:32]
 
-    def prove(self, handshake_hash: bytes) -> bytes:
-        """Return the proof of the opener of a connection."""
+    def prove(self, handshake_hash: bytes, side: bytes = b"opener") -> bytes:
+        """Return the proof of one side of a connection."""
         if not self.private_key:
             return b""
-        signed = b"torchrpc handshake" + b"opener " + handshake_hash
+        signed = b"torchrpc handshake" + side + b" " + handshake_hash
         return Ed25519PrivateKey.from_private_bytes(self.private_key).sign(signed) + self.certificate
 
 
@@ -80,10 +92,38 @@ def hello(rank: int, name: str, incarnation: int, version: int = PROTOCOL_VERSIO
     return frame(1, 0, struct.pack("<Ii", version, rank) + string(name.encode()) + struct.pack("<Q", incarnation))
 
 
-class Tls:
-    """TLS 1.3 over a connected socket, as the opener."""
+class Seal:
+    """Seals what a worker publishes in the store of a group that has a secret."""
 
-    def __init__(self, connected: socket.socket, certificate: Path, key: Path, ca: Path, timeout_s: float) -> None:
+    def __init__(self, secret: bytes) -> None:
+        self._key = hmac.new(secret, b"torchrpc store", hashlib.sha256).digest()
+        self._group = b""
+
+    def bind_to(self, records: list[bytes]) -> None:
+        """Say which workers the group has: their records, in the order of their ranks."""
+        self._group = hmac.new(self._key, b"".join(records), hashlib.sha256).digest()
+
+    def seal(self, key: str, value: bytes) -> bytes:
+        covered = string(key.encode()) + string(self._group) + string(value)
+        return b"sealed:" + hmac.new(self._key, covered, hashlib.sha256).digest() + value
+
+    @staticmethod
+    def content(stored: bytes) -> bytes:
+        return stored[len(b"sealed:") + 32 :]
+
+
+class Tls:
+    """TLS 1.3 over a connected socket."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        certificate: Path,
+        key: Path,
+        ca: Path,
+        timeout_s: float,
+        listens: bool = False,
+    ) -> None:
         from OpenSSL import SSL
 
         context = SSL.Context(SSL.TLS_METHOD)
@@ -91,12 +131,15 @@ class Tls:
         context.use_certificate_chain_file(str(certificate))
         context.use_privatekey_file(str(key))
         context.load_verify_locations(str(ca))
-        context.set_verify(SSL.VERIFY_PEER)
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
         self._ssl = SSL
         self._socket = connected
         self.settimeout(timeout_s)
         self._connection = SSL.Connection(context, connected)
-        self._connection.set_connect_state()
+        if listens:
+            self._connection.set_accept_state()
+        else:
+            self._connection.set_connect_state()
         try:
             self._connection.do_handshake()
         except SSL.Error as error:
@@ -132,9 +175,10 @@ class Tls:
 class Records:
     """The encrypted records of a connection over TCP, with ChaCha20-Poly1305."""
 
-    def __init__(self, chaining_key: bytes, below: Any) -> None:
+    def __init__(self, chaining_key: bytes, below: Any, listens: bool = False) -> None:
         self._below = below
-        self._keys = [self._key(chaining_key, side) for side in (b"opener", b"listener")]
+        sides = (b"listener", b"opener") if listens else (b"opener", b"listener")
+        self._keys = [self._key(chaining_key, side) for side in sides]  # of the sent and of the received bytes
         self._numbers = [0, 0]  # of the next record in each direction
         self._opened = b""
 
@@ -157,6 +201,12 @@ class Records:
             sealed += head + key.encrypt(nonce, piece, head)
         self._below.sendall(sealed)
 
+    def send_record(self, piece: bytes, head: bytes, damage: int = 0) -> None:
+        """Send a record whose head need not be true; `damage`: bits that are changed in its last byte."""
+        key, nonce = self._next(0)
+        sealed = key.encrypt(nonce, piece, head)
+        self._below.sendall(head + sealed[:-1] + bytes([sealed[-1] ^ damage]))
+
     def recv(self, size: int) -> bytes:
         if not self._opened:
             head = read_from(self._below, 4)
@@ -175,6 +225,102 @@ class Records:
         self._below.close()
 
 
+class Rings:
+    """The rings of a connection in shared memory, and its slabs. `listens`: whose outgoing direction is the second."""
+
+    CONTROL, RING, SLABS, UNIT = 4096, 8 << 20, 128 << 20, 64 << 10
+    BYTES = 2 * (CONTROL + RING + SLABS)
+    WRITTEN, BEGIN, READ, READER_WAITS, WRITER_WAITS = 0, 8, 128, 256, 384  # in the control of a direction
+    RETURN_COUNT, RETURNED = 640, 648
+    FUTEX, FUTEX_WAKE = 98 if platform.machine() == "aarch64" else 202, 1  # numbers of Linux
+
+    def __init__(self, memory: int, connected: socket.socket, listens: bool) -> None:
+        self.memory = mmap.mmap(memory, self.BYTES)
+        os.close(memory)
+        self._socket = connected
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.out, self.into = (1, 0) if listens else (0, 1)
+        self._timeout_s = 10.0
+
+    @staticmethod
+    def make() -> int:
+        """Return a descriptor of such memory, sealed against growing and shrinking."""
+        memory = os.memfd_create("rings", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(memory, Rings.BYTES)
+        Rings.seal(memory)
+        return memory
+
+    @staticmethod
+    def seal(memory: int) -> None:
+        import fcntl
+
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+    def number(self, direction: int, field: int) -> ctypes.c_uint64:
+        return ctypes.c_uint64.from_address(self._base + direction * self.CONTROL + field)
+
+    def flag(self, direction: int, field: int) -> ctypes.c_uint32:
+        return ctypes.c_uint32.from_address(self._base + direction * self.CONTROL + field)
+
+    def ring_at(self, direction: int) -> int:
+        return 2 * self.CONTROL + direction * self.RING
+
+    def slabs_at(self, direction: int) -> int:
+        return 2 * (self.CONTROL + self.RING) + direction * self.SLABS
+
+    def wake(self, direction: int, field: int) -> None:
+        flag = self.flag(direction, field)
+        how, flag.value = flag.value, 0
+        if how == 1:
+            with contextlib.suppress(BlockingIOError):  # the peer has unread wake-ups
+                self._socket.send(b"\0", socket.MSG_DONTWAIT)
+        elif how == 2:
+            ctypes.CDLL(None).syscall(self.FUTEX, ctypes.byref(flag), self.FUTEX_WAKE, 1, None, None, 0)
+
+    def _wait(self, is_ready: Callable[[], bool], direction: int, field: int) -> None:
+        end = time.monotonic() + self._timeout_s
+        while not is_ready():
+            self.flag(direction, field).value = 1
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            # Not longer, because this side sets its flag without the order that the protocol requires.
+            is_woken = not is_ready() and select.select([self._socket], [], [], min(left_s, 0.02))[0]
+            if is_woken and not self._socket.recv(64) and not is_ready():
+                raise ConnectionResetError("the other side has closed the connection")
+
+    def sendall(self, data: bytes) -> None:
+        written, read = self.number(self.out, self.WRITTEN), self.number(self.out, self.READ)
+        while data:
+            self._wait(lambda: written.value - read.value < self.RING, self.out, self.WRITER_WAITS)
+            if written.value == read.value:
+                self.number(self.out, self.BEGIN).value = written.value
+            at = (written.value - self.number(self.out, self.BEGIN).value) % self.RING
+            piece = data[: min(self.RING - (written.value - read.value), self.RING - at)]
+            begin = self.ring_at(self.out) + at
+            self.memory[begin : begin + len(piece)] = piece
+            written.value += len(piece)
+            data = data[len(piece) :]
+            self.wake(self.out, self.READER_WAITS)
+
+    def recv(self, size: int) -> bytes:
+        written, read = self.number(self.into, self.WRITTEN), self.number(self.into, self.READ)
+        self._wait(lambda: written.value != read.value, self.into, self.READER_WAITS)
+        at = (read.value - self.number(self.into, self.BEGIN).value) % self.RING
+        count = min(size, written.value - read.value, self.RING - at)
+        begin = self.ring_at(self.into) + at
+        data = self.memory[begin : begin + count]
+        read.value += count
+        self.wake(self.into, self.WRITER_WAITS)
+        return data
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 def read_from(stream: Any, size: int) -> bytes:
     data = b""
     while len(data) < size:
@@ -188,52 +334,19 @@ def read_from(stream: Any, size: int) -> bytes:
     return data
 
 
-class Client:
-    """A connection to a worker, after the handshake. `tls`: the paths certificate, key and ca."""
+class Connection:
+    """One side of a connection. A subclass makes the handshake."""
 
-    def __init__(
-        self,
-        address: str,
-        identity: Identity,
-        name: str,
-        timeout_s: float = 10,
-        over: str = "unix",
-        tls: dict[str, Path] | None = None,
-        encrypts: bool = True,
-    ) -> None:
-        parts = dict(part.split("=", 1) for part in address.removeprefix("native:").split(";"))
-        self.socket = socket.socket(socket.AF_UNIX if over == "unix" else socket.AF_INET)
-        self.socket.settimeout(timeout_s)
-        host, _, port = parts["tcp"].rpartition(":")
-        self.socket.connect("\0" + parts["unix"] if over == "unix" else (host, int(port)))
+    NOISE = b"Noise_NNpsk0_25519_ChaChaPoly_SHA256"
+
+    def __init__(self, connected: socket.socket, over: str) -> None:
+        self.socket = connected
         self._over = over
-        self._stream: Any = Tls(self.socket, timeout_s=timeout_s, **tls) if tls else self.socket
-        self._binding = self._stream.binding if tls else b""
-        self._encrypts = over == "tcp" and encrypts and not tls
-        self._shake_hands(int(parts["id"], 16), identity, name)
-        if tls and over == "unix":
-            self._stream = self.socket  # TLS ends after READY
-            self.settimeout(timeout_s)
+        self._stream: Any = connected
 
-    def _shake_hands(self, listener: int, identity: Identity, name: str) -> None:
-        noise = NoiseConnection.from_name(b"Noise_NNpsk0_25519_ChaChaPoly_SHA256")
-        noise.set_as_initiator()
-        psk = hmac.new(identity.secret, b"torchrpc: the key of connections", hashlib.sha256).digest()
-        noise.set_psks(psk)
-        flags = HAS_SECRET | (IS_ENCRYPTED if self._encrypts else 0)
-        fixed = struct.pack("<QH", listener, flags) + short(b"")
-        noise.set_prologue(self._message(HELLO, fixed + short(b"")) + self._over.encode() + self._binding)
-        noise.start_handshake()
-        symmetric = noise.noise_protocol.symmetric_state
-        own = struct.pack("<H", 0) + short(name.encode()) + short(b"") + short(b"")
-        self._stream.sendall(self._message(HELLO, fixed + short(bytes(noise.write_message(own)))))
-        noise.read_message(self._read_message(WELCOME))
-        proof = identity.prove(bytes(noise.get_handshake_hash()))
-        proved = struct.pack("<H", 0) + short(b"") + short(b"") + short(proof)
-        self._stream.sendall(self._message(CONFIRM, short(bytes(noise.encrypt(proved)))))
-        noise.decrypt(self._read_message(READY))
-        if self._encrypts:
-            self._stream = Records(symmetric.ck, self._stream)
+    @staticmethod
+    def _key_of(identity: Identity) -> bytes:
+        return hmac.new(identity.secret, b"torchrpc: the key of connections", hashlib.sha256).digest()
 
     @staticmethod
     def _message(kind: int, rest: bytes) -> bytes:
@@ -256,16 +369,26 @@ class Client:
         except OSError as error:
             raise Refused(str(error)) from None
 
-    def receive(self) -> tuple[int, int, bytes]:
-        """Return kind, call id and the head of the next frame, whose segments are skipped."""
+    @property
+    def stream(self) -> Any:
+        """What carries the frames: a socket, TLS, records or rings."""
+        return self._stream
+
+    def receive(self, on_begin: Callable[[int, int], None] | None = None) -> tuple[int, int, bytes]:
+        """Return kind, call id and the head of the next frame, whose segments are skipped. `on_begin` gets kind and
+        call id when the first bytes of the head have arrived.
+        """
         head_size, segments, flags = struct.unpack("<QII", self.read(16))
         sizes = struct.unpack(f"<{segments}Q", self.read(8 * segments))
-        if flags & 1:
-            self.read(8 * segments)
-        head = self.read(head_size)
-        for size in sizes:
-            self.read(size)
+        offsets = struct.unpack(f"<{segments}Q", self.read(8 * segments)) if flags & 1 else (IN_STREAM,) * segments
+        head = self.read(min(head_size, 32))
         kind, _, _, call = struct.unpack_from("<HHIQ", head)
+        if on_begin:
+            on_begin(kind, call)
+        head += self.read(head_size - len(head))
+        for size, offset in zip(sizes, offsets, strict=True):
+            if offset == IN_STREAM:
+                self.read(size)
         return kind, call, head
 
     def settimeout(self, timeout_s: float) -> None:
@@ -273,6 +396,137 @@ class Client:
 
     def close(self) -> None:
         self._stream.close()
+
+
+class Client(Connection):
+    """A connection to a worker, after the handshake. `tls`: the paths certificate, key and ca."""
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        name: str,
+        timeout_s: float = 10,
+        over: str = "unix",
+        tls: dict[str, Path] | None = None,
+        encrypts: bool = True,
+        shares_memory: bool = False,
+    ) -> None:
+        parts = dict(part.split("=", 1) for part in address.removeprefix("native:").split(";"))
+        super().__init__(socket.socket(socket.AF_UNIX if over == "unix" else socket.AF_INET), over)
+        self.socket.settimeout(timeout_s)
+        host, _, port = parts["tcp"].rpartition(":")
+        self.socket.connect("\0" + parts["unix"] if over == "unix" else (host, int(port)))
+        self._stream = Tls(self.socket, timeout_s=timeout_s, **tls) if tls else self.socket
+        self._binding = self._stream.binding if tls else b""
+        self._encrypts = over == "tcp" and encrypts and not tls
+        self._shares_memory = shares_memory and over == "unix" and not tls
+        self._timeout_s = timeout_s
+        self._shake_hands(int(parts["id"], 16), identity, name)
+        if tls and over == "unix":
+            self._stream = self.socket  # TLS ends after READY
+            self.settimeout(timeout_s)
+
+    def _shake_hands(self, listener: int, identity: Identity, name: str) -> None:
+        noise = NoiseConnection.from_name(self.NOISE)
+        noise.set_as_initiator()
+        noise.set_psks(self._key_of(identity))
+        flags = HAS_SECRET | (IS_ENCRYPTED if self._encrypts else 0) | (SHARES_MEMORY if self._shares_memory else 0)
+        fixed = struct.pack("<QH", listener, flags) + short(b"")
+        noise.set_prologue(self._message(HELLO, fixed + short(b"")) + self._over.encode() + self._binding)
+        noise.start_handshake()
+        symmetric = noise.noise_protocol.symmetric_state
+        own = struct.pack("<H", 0) + short(name.encode()) + short(b"") + short(b"")
+        self._stream.sendall(self._message(HELLO, fixed + short(bytes(noise.write_message(own)))))
+        noise.read_message(self._read_message(WELCOME))
+        proof = identity.prove(bytes(noise.get_handshake_hash()))
+        proved = struct.pack("<H", 0) + short(b"") + short(b"") + short(proof)
+        self._stream.sendall(self._message(CONFIRM, short(bytes(noise.encrypt(proved)))))
+        memory = None
+        if self._shares_memory:
+            # The descriptor comes with the first byte of READY, which is left in the socket for the next read.
+            descriptors = socket.recv_fds(self.socket, 1, 1, socket.MSG_PEEK)[1]
+            memory = descriptors[0] if descriptors else None
+        noise.decrypt(self._read_message(READY))
+        if memory is not None:
+            self._stream = Rings(memory, self.socket, listens=False)
+            self._stream.settimeout(self._timeout_s)
+        if self._encrypts:
+            self._stream = Records(symmetric.ck, self._stream)
+
+
+class Accepted(Connection):
+    """A connection that a worker has opened, after the handshake.
+
+    Args:
+        listener: the number of this listener, as in its address.
+        encrypts: whether the group encrypts TCP.
+        tls: the paths certificate, key and ca.
+        shares_memory: whether to make rings for an opener over a Unix socket that offers to use them.
+        twist: gets the name and the value of each part of the handshake, and returns what is sent instead.
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        listener: int,
+        identity: Identity,
+        name: str,
+        over: str,
+        timeout_s: float = 10,
+        tls: dict[str, Path] | None = None,
+        encrypts: bool = True,
+        shares_memory: bool = True,
+        twist: Callable[[str, Any], Any] = lambda part, value: value,
+    ) -> None:
+        super().__init__(connected, over)
+        self.socket.settimeout(timeout_s)
+        if tls:
+            self._stream = Tls(connected, timeout_s=timeout_s, listens=True, **tls)
+        self._encrypts = over == "tcp" and encrypts and not tls
+        self._shares_memory = shares_memory and over == "unix" and not tls
+        self._shake_hands(listener, identity, name, self._stream.binding if tls else b"", twist)
+        if tls and over == "unix":
+            self._stream = self.socket  # TLS ends after READY
+        self.settimeout(timeout_s)
+
+    def _shake_hands(self, listener: int, identity: Identity, name: str, binding: bytes, twist: Any) -> None:
+        head = self.read(16)
+        rest = self.read(struct.unpack("<H", head[12:14])[0])
+        wanted, flags, group_size = struct.unpack_from("<QHH", rest)
+        fixed, sealed = rest[: 12 + group_size], rest[14 + group_size :]
+        if wanted != listener:
+            raise Refused("another listener is wanted")
+        noise = NoiseConnection.from_name(self.NOISE)
+        noise.set_as_responder()
+        noise.set_psks(self._key_of(identity))
+        noise.set_keypair_from_private_bytes(Keypair.EPHEMERAL, os.urandom(32))
+        noise.set_prologue(self._message(HELLO, fixed + short(b"")) + self._over.encode() + binding)
+        noise.start_handshake()
+        symmetric = noise.noise_protocol.symmetric_state
+        opened = bytes(noise.read_message(sealed))
+        self.peer = opened[4 : 4 + struct.unpack_from("<H", opened, 2)[0]].decode()
+        public_key = noise.noise_protocol.keypairs["e"].public_bytes
+        proof = twist("proof", identity.prove(hashlib.sha256(symmetric.h + public_key).digest(), b"listener"))
+        chosen = twist("flags of WELCOME", IS_ENCRYPTED if self._encrypts else 0)
+        own = struct.pack("<H", chosen) + short(twist("name", name).encode())
+        own += short(twist("setting", b"")) + short(proof)
+        welcome = bytes(noise.write_message(twist("payload of WELCOME", own)))
+        self.send(twist("WELCOME", self._message(WELCOME, short(welcome))))
+        noise.decrypt(self._read_message(CONFIRM))
+        memory = None
+        if self._shares_memory and flags & SHARES_MEMORY:
+            memory = twist("memory", Rings.make())
+        chosen = twist("flags of READY", 0 if memory is None else SHARES_MEMORY)
+        ready = noise.encrypt(twist("payload of READY", struct.pack("<H", chosen) + 3 * short(b"")))
+        message = twist("READY", self._message(READY, short(bytes(ready))))
+        if memory is None:
+            self.send(message)
+        else:
+            socket.send_fds(self.socket, [message], [memory])
+            self._stream = Rings(memory, self.socket, listens=True)
+        if self._encrypts:
+            self._stream = Records(symmetric.ck, self._stream, listens=True)
 
 
 def address_in(stored: bytes) -> str:
