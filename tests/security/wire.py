@@ -18,6 +18,7 @@ import select
 import socket
 import struct
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,7 +255,7 @@ class Rings:
     def seal(memory: int) -> None:
         import fcntl
 
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
     def number(self, direction: int, field: int) -> ctypes.c_uint64:
         return ctypes.c_uint64.from_address(self._base + direction * self.CONTROL + field)
@@ -357,7 +358,7 @@ class Connection:
         kind, size = struct.unpack("<HH", head[10:14])
         rest = self.read(size)
         if kind != expected:
-            raise Refused(rest[2:].decode(errors="replace"))
+            raise Refused(f"a message of type {kind}, not {expected}: {rest[2:].decode(errors='replace')}")
         return rest[2:]
 
     def read(self, size: int) -> bytes:
@@ -445,8 +446,8 @@ class Client(Connection):
         memory = None
         if self._shares_memory:
             # The descriptor comes with the first byte of READY, which is left in the socket for the next read.
-            descriptors = socket.recv_fds(self.socket, 1, 1, socket.MSG_PEEK)[1]
-            memory = descriptors[0] if descriptors else None
+            ancillary = self.socket.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_PEEK)[1]
+            memory = struct.unpack("i", ancillary[0][2][:4])[0] if ancillary else None
         noise.decrypt(self._read_message(READY))
         if memory is not None:
             self._stream = Rings(memory, self.socket, listens=False)
@@ -502,7 +503,9 @@ class Accepted(Connection):
         noise.set_psks(self._key_of(identity))
         noise.set_keypair_from_private_bytes(Keypair.EPHEMERAL, os.urandom(32))
         noise.set_prologue(self._message(HELLO, fixed + short(b"")) + self._over.encode() + binding)
-        noise.start_handshake()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the key is set, because the proof covers it, but is used once
+            noise.start_handshake()
         symmetric = noise.noise_protocol.symmetric_state
         opened = bytes(noise.read_message(sealed))
         self.peer = opened[4 : 4 + struct.unpack_from("<H", opened, 2)[0]].decode()
