@@ -93,6 +93,7 @@ WITH_RREFS = {
     "optimizer",
     "named object",
 }
+WITHOUT_LIMIT = {"context"}  # a backward pass has no time-out: it ends with the connection, which the callee closes
 OBJECT_NAME = "an object of the callee"
 
 
@@ -801,7 +802,11 @@ class Attack:
             plan.transport, plan.is_told = self.callee.over, True
         self.callee.plan = plan
         begin = time.monotonic()
+        patience = threading.Timer(2 * LIMIT_S, self.callee.disconnect)
+        if plan.scenario in WITHOUT_LIMIT:
+            patience.start()
         outcome, seconds, text, problem = self.caller.ask("run", plan.scenario)
+        patience.cancel()
         # The requests about RRefs follow when the scenario is over.
         while plan.targets_bookkeeping and not plan.is_told and time.monotonic() - begin < seconds + 0.05:
             time.sleep(0.002)  # between two looks at a condition
