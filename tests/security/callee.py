@@ -61,6 +61,7 @@ from replies import (
     handshake_lies,
     integer,
     result,
+    shrinking_file,
 )
 from wire import Accepted, Client, Connection, Identity, Records, Refused, Rings, Seal, hello, record, string
 
@@ -82,6 +83,7 @@ EXCESS_S = 1.0  # by which a call may exceed its time-out
 LATENCY_FACTOR, LEAST_S = 10, 0.05  # what honest calls may take beside the lies, compared with before; at least this
 MORE_MEMORY, MORE_DESCRIPTORS = 64 << 20, 8
 EARLY, HANDSHAKE = "reply before the request is complete", "handshake"
+SHRINKING = "shared file that shrinks"
 TRUE_REPLY = "none: the true reply"
 OUTCOMES = ["true answer", "another value", "error", "time-out", "lost", "not told"]
 WITH_RREFS = {
@@ -439,7 +441,8 @@ class Plan:
             "slab": ["large arguments", "operator"],
             "slab that changes": ["operator"],
             EARLY: ["large arguments"],
-            HANDSHAKE: ["operator", "function", "remote"],
+            HANDSHAKE: ["operator", "function"],
+            SHRINKING: ["operator"],
         }
         choices = fitting.get(self.lie, list(scenarios.all))
         if callee.is_lost:
@@ -694,7 +697,7 @@ class Callee:
                 connection.send(reply.stream())
             return
         self._note(plan, connection)
-        if plan.lie == HANDSHAKE:  # the handshake was legitimate nevertheless
+        if plan.lie in (HANDSHAKE, SHRINKING):  # the handshake was legitimate nevertheless
             connection.send(reply.stream())
             return
         before = reply.stream()
@@ -799,6 +802,11 @@ class Attack:
             part, self.callee.twist = handshake_lies(plan.dice, plan.lies)
             self.callee.is_lost = True
             name = f"{HANDSHAKE}: {part}"
+        elif plan.lie == SHRINKING:
+            self.callee.start_again("rings", stays=False)
+            self.callee.disconnect()
+            self.callee.twist = shrinking_file(self.folder)
+        if self.callee.twist:
             plan.transport, plan.is_told = self.callee.over, True
         self.callee.plan = plan
         begin = time.monotonic()
@@ -894,7 +902,7 @@ class Attack:
 
     def check_what_is_left(self) -> None:
         """Look at the logs, and whether a pickle was read."""
-        if self.callee.marker.exists():
+        if self.callee.marker.exists() and not reads_pickles(self.kind):
             self.broken.append("the caller has read a pickle")
         for who in ("caller", "honest"):
             log = Path(self.folder, f"{self.kind}.{who}.log").read_bytes().decode(errors="surrogateescape")

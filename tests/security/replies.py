@@ -10,13 +10,14 @@ import os
 import random
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wire import HANDSHAKE_VERSION, IN_STREAM, Connection, Records, Rings, hello, short, string
+from wire import HANDSHAKE_VERSION, IN_STREAM, Connection, Records, Refused, Rings, hello, short, string
 
 NUMBERS = [0, 1, 2, 7, 63, 255, 256, 65535, 2**20 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -987,3 +988,24 @@ def handshake_lies(dice: random.Random, lies: Lies) -> tuple[str, Callable[[str,
         return dice.choice(choices)
 
     return part, twist
+
+
+def shrinking_file(folder: str) -> Callable[[str, Any], Any]:
+    """Return the twist of a handshake that shares a file which has no seals, and shrinks when the opener has mapped it.
+    An access to what is gone would end the opener's process.
+    """
+
+    def twist(at: str, value: Any) -> Any:
+        if at == "memory":
+            os.close(value)
+            value, name = tempfile.mkstemp(dir=folder)
+            os.unlink(name)
+            os.ftruncate(value, Rings.BYTES)
+        elif at == "READY is sent":
+            time.sleep(0.1)  # the opener maps the file, or refuses it, of which this side learns nothing
+            os.ftruncate(value, 0)
+            os.close(value)
+            raise Refused("ended by this callee")
+        return value
+
+    return twist

@@ -527,6 +527,7 @@ class Accepted(Connection):
             self.send(message)
         else:
             socket.send_fds(self.socket, [message], [memory])
+            twist("READY is sent", memory)
             self._stream = Rings(memory, self.socket, listens=True)
         if self._encrypts:
             self._stream = Records(symmetric.ck, self._stream, listens=True)
