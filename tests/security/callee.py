@@ -22,6 +22,7 @@ of lie; exits with 1 if one of these does not hold.
 import argparse
 import collections
 import contextlib
+import datetime
 import faulthandler
 import gc
 import json
@@ -78,7 +79,8 @@ SECRET = "the secret of the group in which the callee lies"
 GROUPS = {"secret": "a secret alone", "identities": "identities", "tls": "TLS certificates"}
 TRANSPORTS = {"secret": ["tcp", "unix", "rings"], "identities": ["tcp", "unix", "rings"], "tls": ["tcp", "unix"]}
 
-LIMIT_S = 0.4  # the time-out of the calls to the callee
+# The time-outs of calls to the callee: of those to which no reply comes, of others, and of those that must be answered.
+SHORT_S, LIMIT_S, LONG_S = 0.3, 1.0, 20.0
 EXCESS_S = 1.0  # by which a call may exceed its time-out
 LATENCY_FACTOR, LEAST_S = 10, 0.05  # what honest calls may take beside the lies, compared with before; at least this
 MORE_MEMORY, MORE_DESCRIPTORS = 64 << 20, 8
@@ -156,6 +158,7 @@ class Scenarios:
 
     def __init__(self) -> None:
         self.problem = ""
+        self.limit_s = LIMIT_S
         self._count = 0
         self.all: dict[str, tuple[Callable[[], bool], int, int]] = {
             "operator": (self.operator, 1, 1),
@@ -177,13 +180,13 @@ class Scenarios:
         }
 
     def operator(self) -> bool:
-        return use(rpc.rpc_sync(CALLEE, torch.add, (torch.ones(4), 1), timeout=LIMIT_S)) == [2, 2, 2, 2]
+        return use(rpc.rpc_sync(CALLEE, torch.add, (torch.ones(4), 1), timeout=self.limit_s)) == [2, 2, 2, 2]
 
     def function(self) -> bool:
-        return use(rpc.rpc_sync(CALLEE, double, (3,), timeout=LIMIT_S)) == 6
+        return use(rpc.rpc_sync(CALLEE, double, (3,), timeout=self.limit_s)) == 6
 
     def two_functions(self) -> bool:
-        futures = [rpc.rpc_async(CALLEE, double, (3,), timeout=LIMIT_S) for _ in range(2)]
+        futures = [rpc.rpc_async(CALLEE, double, (3,), timeout=self.limit_s) for _ in range(2)]
         values, errors = [], []
         for future in futures:
             try:
@@ -206,58 +209,58 @@ class Scenarios:
 
     def large(self) -> bool:
         tensor = torch.zeros(1 << 19)
-        futures = [rpc.rpc_async(CALLEE, double, (tensor,), timeout=LIMIT_S) for _ in range(6)]
-        rpc.rpc_async(CALLEE, double, (3,), timeout=LIMIT_S).wait()
+        futures = [rpc.rpc_async(CALLEE, double, (tensor,), timeout=self.limit_s) for _ in range(6)]
+        rpc.rpc_async(CALLEE, double, (3,), timeout=self.limit_s).wait()
         return [use(future.wait()) for future in futures] == [6] * 6
 
     def remote(self) -> bool:
-        return use(rpc.remote(CALLEE, double, (3,), timeout=LIMIT_S).to_here(timeout=LIMIT_S)) == 6
+        return use(rpc.remote(CALLEE, double, (3,), timeout=self.limit_s).to_here(timeout=self.limit_s)) == 6
 
     def remote_operator(self) -> bool:
-        rref = rpc.remote(CALLEE, torch.add, (torch.ones(4), 1), timeout=LIMIT_S)
-        return use(rref.to_here(timeout=LIMIT_S)) == 6
+        rref = rpc.remote(CALLEE, torch.add, (torch.ones(4), 1), timeout=self.limit_s)
+        return use(rref.to_here(timeout=self.limit_s)) == 6
 
     def argument(self) -> bool:
-        return use(rpc.rpc_sync(CALLEE, double, (rpc.RRef(5),), timeout=LIMIT_S)) == 6
+        return use(rpc.rpc_sync(CALLEE, double, (rpc.RRef(5),), timeout=self.limit_s)) == 6
 
     def foreign_argument(self) -> bool:
         rref = rpc.remote(HONEST, double, (3,), timeout=20)
-        return use(rpc.rpc_sync(CALLEE, double, (rref,), timeout=LIMIT_S)) == 6
+        return use(rpc.rpc_sync(CALLEE, double, (rref,), timeout=self.limit_s)) == 6
 
     def result_rref(self) -> bool:
-        value = rpc.rpc_sync(CALLEE, give_rref, timeout=LIMIT_S)
+        value = rpc.rpc_sync(CALLEE, give_rref, timeout=self.limit_s)
         if isinstance(value, list) and value:
             value = value[0]
         if not isinstance(value, rpc.PyRRef):
             return False
-        return use(value.to_here(timeout=LIMIT_S)) == 6
+        return use(value.to_here(timeout=self.limit_s)) == 6
 
     def context(self) -> bool:
         tensor = torch.ones(4, requires_grad=True)
         with dist_autograd.context() as number:
-            product = rpc.rpc_sync(CALLEE, torch.mul, (tensor, 2), timeout=LIMIT_S)
+            product = rpc.rpc_sync(CALLEE, torch.mul, (tensor, 2), timeout=self.limit_s)
             if not (isinstance(product, torch.Tensor) and product.requires_grad and product.dtype.is_floating_point):
                 return False
             dist_autograd.backward(number, [product.sum()])
             return use(dist_autograd.get_gradients(number).get(tensor)) == [2, 2, 2, 2]
 
     def optimizer(self) -> bool:
-        parameter = rpc.remote(CALLEE, double, (3,), timeout=LIMIT_S)
+        parameter = rpc.remote(CALLEE, double, (3,), timeout=self.limit_s)
         optimizer = DistributedOptimizer(torch.optim.SGD, [parameter], lr=0.1)
         with dist_autograd.context() as number:
             optimizer.step(number)
         return True
 
     def named_object(self) -> bool:
-        return use(torchrpc.lookup(OBJECT_NAME).to_here(timeout=LIMIT_S)) == 6
+        return use(torchrpc.lookup(OBJECT_NAME).to_here(timeout=self.limit_s)) == 6
 
     def key(self) -> bool:
         self._count += 1
         key = f"key {self._count}"
-        return use(rpc.rpc_sync(CALLEE, double, (3,), timeout=LIMIT_S, retries=2, idempotency_key=key)) == 6
+        return use(rpc.rpc_sync(CALLEE, double, (3,), timeout=self.limit_s, retries=2, idempotency_key=key)) == 6
 
     def cancelled(self) -> bool:
-        future = rpc.rpc_async(CALLEE, double, (3,), timeout=LIMIT_S)
+        future = rpc.rpc_async(CALLEE, double, (3,), timeout=self.limit_s)
         future.cancel()
         try:
             return use(future.wait()) == 6
@@ -326,9 +329,10 @@ def state() -> dict[str, int]:
     return counts | {"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "descriptors": len(os.listdir("/proc/self/fd"))}
 
 
-def run_scenario(scenarios: Scenarios, name: str) -> tuple[str, float, str, str]:
+def run_scenario(scenarios: Scenarios, name: str, limit_s: float) -> tuple[str, float, str, str]:
     """Return the outcome, the seconds, the text of the error, and what must not happen."""
     scenario, _, time_outs = scenarios.all[name]
+    scenarios.limit_s = limit_s
     scenarios.problem = message = ""
     begin = time.monotonic()
     try:
@@ -341,7 +345,7 @@ def run_scenario(scenarios: Scenarios, name: str) -> tuple[str, float, str, str]
         outcome, message = "error", f"{type(error).__name__}: {error}"
         scenarios.problem = f"the callee raised {type(error).__name__} in the caller"
     seconds = time.monotonic() - begin
-    if seconds > time_outs * LIMIT_S + EXCESS_S:
+    if seconds > time_outs * max(limit_s, LIMIT_S) + EXCESS_S:  # some calls have the default time-out
         scenarios.problem = f"{name} took {seconds:.2f} s"
     return outcome, seconds, message[:300], scenarios.problem
 
@@ -356,7 +360,7 @@ def be_caller(commands: Any, kind: str, port: int, folder: str) -> None:
         port,
         folder,
         rpc_timeout=LIMIT_S,
-        slow_call_s=LIMIT_S / 2,
+        slow_call_s=SHORT_S / 2,
         metrics=True,
         audit_log=f"{folder}/{kind}.audit",
         **more,
@@ -457,7 +461,7 @@ class Plan:
         if self.lie == "gradients":
             self.target = dice.randrange(1, requests)
         self.lies = Lies(dice, callee.me, callee.recorded, callee.marker)
-        self.then = dice.choice(["truth"] * 9 + ["silence"])
+        self.then = "truth" if self.lie == TRUE_REPLY else dice.choice(["truth"] * 9 + ["silence"])
         self.transport = ""
         self.is_told = self.spoils = False
         self.failure = ""  # of this program
@@ -501,7 +505,7 @@ class Callee:
         self._listeners["unix"].listen()
         for over in self._listeners:
             threading.Thread(target=self._accept, args=(over,), daemon=True).start()
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
         self.store = dist.PrefixStore("rpc_prefix_0", store)
         self._seal = Seal(self.identity.secret)
         self.over = "tcp"
@@ -711,7 +715,7 @@ class Callee:
             if not isinstance(connection.stream, Rings):
                 # The caller reads what was sent, then it closes the connection.
                 connection.socket.shutdown(socket.SHUT_WR)
-                connection.settimeout(LIMIT_S)
+                connection.settimeout(SHORT_S)
                 with contextlib.suppress(Refused):
                     while True:
                         connection.read(1)
@@ -767,7 +771,7 @@ class Attack:
         end = time.monotonic() + 20
         self.callee.plan = self.callee.twist = None
         while True:
-            outcome = self.caller.ask("run", "function")
+            outcome = self.caller.ask("run", "function", LIMIT_S)
             if outcome[0] == "true answer":
                 return
             if time.monotonic() > end:
@@ -777,7 +781,7 @@ class Attack:
         """Answer each scenario truthfully. What this leaves is no growth: code, caches, threads."""
         for name in self.scenarios.all:
             plan = self.callee.plan = Plan(0, self.seed, [TRUE_REPLY], self.scenarios, self.callee, name)
-            outcome = self.caller.ask("run", name)
+            outcome = self.caller.ask("run", name, LONG_S)
             if outcome[0] != "true answer" or plan.failure:
                 raise Broken(f"true replies do not lead to the true answer: {name}, {outcome}, {plan.failure}")
 
@@ -810,10 +814,11 @@ class Attack:
             plan.transport, plan.is_told = self.callee.over, True
         self.callee.plan = plan
         begin = time.monotonic()
-        patience = threading.Timer(2 * LIMIT_S, self.callee.disconnect)
+        limit_s = LONG_S if plan.lie == TRUE_REPLY else SHORT_S if plan.then == "silence" else LIMIT_S
+        patience = threading.Timer(2 * SHORT_S, self.callee.disconnect)
         if plan.scenario in WITHOUT_LIMIT:
             patience.start()
-        outcome, seconds, text, problem = self.caller.ask("run", plan.scenario)
+        outcome, seconds, text, problem = self.caller.ask("run", plan.scenario, limit_s)
         patience.cancel()
         # The requests about RRefs follow when the scenario is over.
         while plan.targets_bookkeeping and not plan.is_told and time.monotonic() - begin < seconds + 0.05:
