@@ -25,6 +25,7 @@ import contextlib
 import datetime
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import random
@@ -97,6 +98,8 @@ WITH_RREFS = {
     "optimizer",
     "named object",
 }
+LIES_OF_A_LIFE = 6  # before the callee is started again, with a connection of another kind
+OVER = {"positions of a ring": "rings", "slab": "rings", "slab that changes": "rings", "records of encryption": "tcp"}
 WITHOUT_LIMIT = {"context"}  # a backward pass has no time-out: it ends with the connection, which the callee closes
 OBJECT_NAME = "an object of the callee"
 
@@ -754,11 +757,13 @@ class Attack:
         self.broken: list[str] = []
         self.table: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         self.latencies_s = (0.0, 0.0)
+        self.told_in_life = 0
         port = free_port()
         self.honest = Worker(be_honest, kind, port, folder)
         self.caller = Worker(be_caller, kind, port, folder)
         self.callee = Callee(kind, port, folder)
-        self.callee.publish(self.dice.choice(TRANSPORTS[kind]))
+        self.transports = itertools.cycle(TRANSPORTS[kind])
+        self.callee.publish(next(self.transports))
         self.scenarios = Scenarios()
         left_out = {"pickle"} if reads_pickles(kind) else set()
         if kind == "tls":
@@ -785,20 +790,23 @@ class Attack:
             if outcome[0] != "true answer" or plan.failure:
                 raise Broken(f"true replies do not lead to the true answer: {name}, {outcome}, {plan.failure}")
 
-    def renew(self) -> None:
-        """Let the callee come back in one of the possible ways."""
-        over = self.dice.choice(TRANSPORTS[self.kind])
-        way = self.dice.randrange(4)
+    def renew(self, over: str = "") -> None:
+        """Let the callee come back in one of the possible ways, or over a connection of that kind."""
+        way = self.dice.randrange(1 if over else 0, 4)
         self.callee.plan = self.callee.twist = None
+        self.told_in_life = 0
         if way == 0:
             self.callee.disconnect()
             self.callee.is_lost = True
         else:
-            self.callee.start_again(over, stays=way > 1)
+            self.callee.start_again(over or next(self.transports), stays=way > 1)
         self.probe()
 
     def tell(self, number: int) -> None:
         """Tell one lie, and check what the caller does."""
+        wanted = OVER.get(self.lies[number % len(self.lies)], self.callee.over)
+        if wanted != self.callee.over and wanted in TRANSPORTS[self.kind]:
+            self.renew(wanted)
         plan = Plan(number, self.seed, self.lies, self.scenarios, self.callee)
         name = plan.lie
         if plan.lie == HANDSHAKE:
@@ -834,7 +842,8 @@ class Attack:
         counts = self.table[name]
         counts[outcome if plan.is_told else "not told"] += 1
         counts[plan.transport] += 1
-        if plan.spoils or not self.callee.is_connected():
+        self.told_in_life += 1
+        if plan.spoils or not self.callee.is_connected() or self.told_in_life >= LIES_OF_A_LIFE:
             self.renew()
 
     def settled(self, before: dict[str, int], limit_s: float = 20) -> dict[str, int]:

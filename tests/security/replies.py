@@ -1002,7 +1002,9 @@ def shrinking_file(folder: str) -> Callable[[str, Any], Any]:
             os.unlink(name)
             os.ftruncate(value, Rings.BYTES)
         elif at == "READY is sent":
-            time.sleep(0.1)  # the opener maps the file, or refuses it, of which this side learns nothing
+            end = time.monotonic() + 1
+            while os.pread(value, 8, Rings.WRITTEN) == bytes(8) and time.monotonic() < end:
+                time.sleep(0.001)  # between two looks at a condition: the opener writes into its ring, or refuses it
             os.ftruncate(value, 0)
             os.close(value)
             raise Refused("ended by this callee")
