@@ -575,7 +575,8 @@ class Callee:
             if not is_answered.wait(20):
                 raise Broken(f"{NAMES[rank]} does not answer the announcement of a new start")
             if rank == HONEST_RANK or not stays:
-                client.socket.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the other side has ended it
+                    client.socket.shutdown(socket.SHUT_RDWR)
                 thread.join()
         self.is_lost = not stays
 
