@@ -14,9 +14,9 @@ rings in shared memory.
 Each lie is told in a scenario: calls that the caller makes, of which one request is answered falsely. The true reply
 may follow. Meanwhile the caller makes calls to the honest worker. Each call of the caller must end within its time-out
 and a second. Afterwards no honest call may have failed or have another result, their latency (99th percentile) may be
-at most ten times what it was, the caller's memory, descriptors, RRefs, contexts and outstanding calls must be back, no
-code of the callee may have run, and the caller's log must have escaped what the callee has sent. Prints a table by kind
-of lie; exits with 1 if one of these does not hold.
+at most ten times what it was, the caller's memory, descriptors, RRefs, contexts and outstanding calls must be back, it
+must not be busy, no code of the callee may have run, and the caller's log must have escaped what the callee has sent.
+Prints a table by kind of lie; exits with 1 if one of these does not hold.
 """
 
 import argparse
@@ -84,6 +84,7 @@ TRANSPORTS = {"secret": ["tcp", "unix", "rings"], "identities": ["tcp", "unix", 
 SHORT_S, LIMIT_S, LONG_S = 0.3, 1.0, 20.0
 EXCESS_S = 1.0  # by which a call may exceed its time-out
 LATENCY_FACTOR, LEAST_S = 10, 0.05  # what honest calls may take beside the lies, compared with before; at least this
+IDLE_S = 0.3
 MORE_MEMORY, MORE_DESCRIPTORS = 64 << 20, 8
 EARLY, HANDSHAKE = "reply before the request is complete", "handshake"
 SHRINKING = "shared file that shrinks"
@@ -377,6 +378,8 @@ def be_caller(commands: Any, kind: str, port: int, folder: str) -> None:
                 commands.send(run_scenario(scenarios, *arguments))
             elif command == "state":
                 commands.send(state())
+            elif command == "processor time":
+                commands.send(time.process_time())
             elif command == "call honest worker":
                 honest = HonestCaller()
                 honest.start()
@@ -856,6 +859,14 @@ class Attack:
                 return after
             time.sleep(0.2)  # between two looks at a condition
 
+    def check_idle(self) -> None:
+        """A caller that waits for nothing must not be kept busy by a connection that is still open."""
+        before_s = self.caller.ask("processor time")
+        time.sleep(IDLE_S)  # measures
+        used_s = self.caller.ask("processor time") - before_s
+        if used_s > IDLE_S / 2:
+            self.broken.append(f"the idle caller uses {used_s:.2f} s of processor time in {IDLE_S} s")
+
     @staticmethod
     def grown(before: dict[str, int], after: dict[str, int]) -> list[str]:
         more = {"bytes": MORE_MEMORY, "descriptors": MORE_DESCRIPTORS}
@@ -889,6 +900,7 @@ class Attack:
             limit_s = max(LATENCY_FACTOR * quiet_p99_s, LEAST_S)
             if p99_s > limit_s:
                 self.broken.append(f"honest calls took {p99_s:.3f} s (p99), {quiet_p99_s:.4f} s before")
+            self.check_idle()
             self.callee.close()
             self.broken += self.grown(before, self.settled(before))
         except Broken as broken:
