@@ -496,7 +496,7 @@ class Callee:
         text = Path(folder, f"{CALLEE}.identity").read_text() if kind == "identities" else ""
         self.identity = Identity(text, SECRET.encode())
         self.tls = tls_files(folder, CALLEE) if kind == "tls" else None
-        self.marker = Path(folder, "made by a pickle")
+        self.marker = Path(folder, f"{kind}: made by a pickle")
         self.recorded: list[bytes] = []
         self.plan: Plan | None = None
         self.twist: Callable[[str, Any], Any] | None = None
