@@ -169,7 +169,7 @@ void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
   graph_->setGradients(*root, std::move(gradients));
   try {
     runLocalPart();
-    waitUntil([this]() TORCHRPC_REQUIRES(mutex_) { return ended_; });
+    waitForEnd();
   } catch (const Error& e) {
     fail(e);
     throw;
@@ -273,11 +273,28 @@ std::optional<std::vector<BackwardPass::ReceivedGradients>> BackwardPass::nextGr
     if (awaiting_gradients_.empty()) return std::nullopt;
   }
   sendDeferred();
-  const auto deadline = mode_ == BackwardMode::kFast ? deadlineAfter(environment_.progress_timeout()) : kNever;
-  if (!waitUntil([this]() TORCHRPC_REQUIRES(mutex_) { return !received_.empty() || failure_; }, deadline))
-    throw noProgressError();
+  const auto has_news = [this]() TORCHRPC_REQUIRES(mutex_) { return !received_.empty() || failure_; };
+  if (!waitUntil(has_news, progressDeadline())) throw noProgressError();
   MutexLock lock(mutex_);
   return std::exchange(received_, {});
+}
+
+void BackwardPass::waitForEnd() {
+  for (size_t before = 0;;) {
+    {
+      MutexLock lock(mutex_);
+      throwIfFailed(failure_);
+      if (ended_) return;
+      before = outstanding_;
+    }
+    const bool has_progressed = waitUntil(
+        [&]() TORCHRPC_REQUIRES(mutex_) { return ended_ || failure_ || outstanding_ != before; }, progressDeadline());
+    if (!has_progressed) throw noProgressError();
+  }
+}
+
+TimePoint BackwardPass::progressDeadline() const {
+  return mode_ == BackwardMode::kFast ? deadlineAfter(environment_.progress_timeout()) : kNever;
 }
 
 void BackwardPass::notifyChanged() {
@@ -307,10 +324,19 @@ bool BackwardPass::waitUntil(const std::function<bool()>& predicate, TimePoint d
 
 Error BackwardPass::noProgressError() {
   MutexLock lock(mutex_);
+  const auto start =
+      "RPC ran for more than set timeout: the backward pass of autograd context " + std::to_string(context_->id());
+  if (awaiting_gradients_.empty()) {
+    return {
+        ErrorCode::kTimeout,
+        start + " waits for " + std::to_string(outstanding_) +
+            " answers of other workers, whose parts of it have not ended. Pass a longer rpc_timeout, or use "
+            "mode=\"smart\", which waits as long as these workers live.",
+        environment_.messenger.self().name};
+  }
   return {
       ErrorCode::kTimeout,
-      "RPC ran for more than set timeout: the backward pass of autograd context " + std::to_string(context_->id()) +
-          " still misses the gradients of " + std::to_string(awaiting_gradients_.size()) + " of the " +
+      start + " still misses the gradients of " + std::to_string(awaiting_gradients_.size()) + " of the " +
           std::to_string(marked_.size()) + " messages with tensors that require grad which " +
           environment_.messenger.self().name +
           " has sent. In FAST mode every one of them must contribute to the loss: use mode=\"smart\", or detach "

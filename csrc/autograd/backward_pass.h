@@ -95,6 +95,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Returns the gradients that have been received since the last call. Waits for gradients if no node can run.
   /// nullopt: all gradients have been received and no node is left.
   std::optional<std::vector<ReceivedGradients>> nextGradients();
+  /// Waits until this worker and all others whose answers it awaits have ended their parts.
+  void waitForEnd();
+  /// The time by which another worker must have answered or sent gradients; kNever in SMART mode.
+  TimePoint progressDeadline() const;
   Error noProgressError();
 
   /// Accepts gradients; returns false if the pass does not wait for them.

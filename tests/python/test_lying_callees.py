@@ -81,9 +81,6 @@ def test_true_replies_are_believed_and_what_is_not_a_whole_reply_is_not(run):
             assert sum(row["not told"] for row in rows.values()) <= 10, title
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a file that can have no seals counts as sealed, because fcntl returns -1 for it"
-)
 def test_memory_that_the_listener_can_shrink_is_refused(hook_path):
     run = lie(hook_path, "--lies", 1, "--groups", "secret", "--quiet", 0.1, "--kinds", "shared file that shrinks")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -28,7 +28,10 @@ bool setSizeAndSeal(int fd, size_t bytes) {
   return ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && ::fcntl(fd, F_ADD_SEALS, kSeals) == 0;
 }
 
-bool isSealed(int fd) { return (::fcntl(fd, F_GET_SEALS) & kSeals) == kSeals; }
+bool isSealed(int fd) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);  // -1, in which all bits are set, for a file that cannot have seals
+  return seals >= 0 && (seals & kSeals) == kSeals;
+}
 
 bool discardSharedPages(std::span<char> memory) { return ::madvise(memory.data(), memory.size(), MADV_REMOVE) == 0; }
 

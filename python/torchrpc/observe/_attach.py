@@ -17,6 +17,9 @@ import torch.distributed as dist
 from torchrpc import _C
 from torchrpc._untrusted import printable_data, read_file, read_key_file
 
+from ._fields import fitted
+from ._reports import rows
+
 Report = dict[str, Any]
 
 _MOST_QUESTIONS = 32  # workers that are asked at the same time
@@ -112,14 +115,14 @@ class Group:
 
 
 def _ask(way: _Way, address: str, name: str, timeout: float, stacks: bool = False, rrefs: bool = False) -> Report:
-    """Return the report of a worker, which may have written anything: its texts are made printable."""
-    report: Report = printable_data(way.ask(address, name, stacks, rrefs, timeout))
-    return report
+    """Return what can be read of the report of a worker, which may have written anything."""
+    return fitted(printable_data(way.ask(address, name, stacks, rrefs, timeout)))
 
 
 def _members_in(report: Report) -> list[Member]:
     fields = [field.name for field in dataclasses.fields(Member)]
-    return [Member(**{name: row[name] for name in fields}) for row in report["members"]]
+    known = [row for row in rows(report, "members") if all(row.get(name) is not None for name in fields)]
+    return [Member(**{name: row[name] for name in fields}) for row in known]
 
 
 def _group(way: _Way, address: str, name: str, timeout: float) -> Group:

@@ -45,6 +45,16 @@ struct Model {
        }},
       {"add kept",
        [this](AutogradWorker& here, Tensors args) -> Tensors { return {args.at(0) * weight(here) + kept}; }},
+      // Its part of a backward pass waits for `go`.
+      {"hold backward",
+       [this](AutogradWorker& here, Tensors args) -> Tensors {
+         const auto result = args.at(0) * weight(here);
+         result.register_hook([this](const at::Tensor& gradient) {
+           go.wait();
+           return gradient;
+         });
+         return {result};
+       }},
       {"fail backward",
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          const auto result = args.at(0) * weight(here);
@@ -52,6 +62,7 @@ struct Model {
          return {result};
        }},
   };
+  std::latch go{1};
   at::Tensor& weight(AutogradWorker& here) { return weights.at(static_cast<size_t>(here.id())); }
 };
 
@@ -189,6 +200,21 @@ TEST_CASE("FAST fails after its timeout if a result is not used, and the error s
   CHECK(t.noPassLeft());
   t.group[0].autograd().backward(context.id(), {unused.sum()}, false, BackwardMode::kSmart);
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 3));
+}
+
+TEST_CASE("FAST fails after its timeout if another worker does not end its part, and SMART waits for it") {
+  Fixture t(2);
+  const OwnContext context(t.group[0]);
+  const auto y = t.group[0].callOne(1, "hold backward", {at::ones({2})}).sum();
+  t.group.setProgressTimeout(20ms);
+  const auto error = errorOf([&] { t.group[0].autograd().backward(context.id(), {y}, true, BackwardMode::kFast); });
+  CHECK(error.code() == ErrorCode::kTimeout);
+  CHECK_THAT(
+      error.text(), Contains("RPC ran for more than set timeout") && Contains("waits for 1 answers of other workers"));
+  std::thread release([&] { t.go.count_down(); });
+  t.group[0].autograd().backward(context.id(), {y}, false, BackwardMode::kSmart);
+  release.join();
+  CHECK(t.noPassLeft());
 }
 
 TEST_CASE("passes in different contexts run at the same time without influence on each other") {
