@@ -32,6 +32,13 @@ Result<OwnerTable::Entries::iterator> OwnerTable::findOrExpect(const RRefId& rre
   const auto it = entries_.find(rref);
   if (it != entries_.end()) return it;
   if (isPast(rref, creation)) return dropped(rref);
+  Entry entry{.rref = std::make_shared<OwnerRRef>(rref, self_), .expected = creation, .forks = {}};
+  if (auto refused = expectFor(asker, entry)) return *std::move(refused);
+  return entries_.emplace(rref, std::move(entry)).first;
+}
+
+Status OwnerTable::expectFor(WorkerId asker, Entry& entry) {
+  if (entry.expected_for == asker) return std::nullopt;
   auto& expected = peers_[asker].expected;
   if (expected >= kMostExpected) {
     return Error(
@@ -40,10 +47,10 @@ Result<OwnerTable::Entries::iterator> OwnerTable::findOrExpect(const RRefId& rre
             " RRefs whose remote() calls have not arrived, and no worker may ask for more",
         self_->self.name);
   }
+  if (entry.expected_for != kNoWorker) --peers_[entry.expected_for].expected;
   ++expected;
-  Entry entry{
-      .rref = std::make_shared<OwnerRRef>(rref, self_), .expected = creation, .expected_for = asker, .forks = {}};
-  return entries_.emplace(rref, std::move(entry)).first;
+  entry.expected_for = asker;
+  return std::nullopt;
 }
 
 void OwnerTable::stopExpecting(Entry& entry) {
@@ -185,7 +192,8 @@ void OwnerTable::removeLocked(WorkerId holder, const UserDelete& deletion, Ended
 }
 
 bool OwnerTable::isGivenUp(const Entry& entry, WorkerId worker) {
-  return entry.expected_for == worker && entry.forks.empty() && entry.rref.use_count() == 1;
+  const bool is_creator = worker == entry.rref->id().created_on;  // its call is on the way, or it cancels the creation
+  return entry.expected_for == worker && !is_creator && entry.forks.empty() && entry.rref.use_count() == 1;
 }
 
 void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended) {
@@ -224,7 +232,12 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Sender& holder, const 
     // The creator's call, which registers the fork, may not have arrived yet.
     const auto found = findOrExpect(request.rref, request.creation, holder.worker);
     if (!found) return found.error();
-    if (found.value()->second.expected == request.creation) return found.value()->second.rref;
+    auto& entry = found.value()->second;
+    if (entry.expected == request.creation) {
+      // The creator's request waits for the value, whatever becomes of the forks of others.
+      if (auto refused = expectFor(holder.worker, entry)) return *std::move(refused);
+      return entry.rref;
+    }
   } else if (request.registration != kNoNumber) {
     if (const auto refused = registerLocked(holder, request)) return *refused;
   }

@@ -36,8 +36,10 @@ class OwnerTable {
   };
   struct Entry {
     std::shared_ptr<OwnerRRef> rref;
-    uint64_t expected = kNoNumber;      ///< the call that will make the value, until it arrives
-    WorkerId expected_for = kNoWorker;  ///< the worker whose message made the entry before the call has arrived
+    uint64_t expected = kNoNumber;  ///< the call that will make the value, until it arrives
+    /// Before the call arrives: its creator, if that has asked for the value, else the worker whose message has made
+    /// the entry; kNoWorker for a call of this worker to itself.
+    WorkerId expected_for = kNoWorker;
     std::map<ForkId, Holder> forks;
   };
   /// The limit on entries that one worker can make for calls that have not arrived; larger than the number of its
@@ -126,12 +128,16 @@ class OwnerTable {
   /// value was dropped or will never be made, with kProtocol beyond kMostExpected.
   Result<Entries::iterator> findOrExpect(const RRefId& rref, uint64_t creation, WorkerId asker)
       TORCHRPC_REQUIRES(mutex_);
+  /// From now on the entry, whose call has not arrived, counts as one for which this worker has asked. Fails with
+  /// kProtocol beyond kMostExpected.
+  Status expectFor(WorkerId asker, Entry& entry) TORCHRPC_REQUIRES(mutex_);
   /// Whether no call of that number can arrive any more to make the value of `rref`.
   bool isPast(const RRefId& rref, uint64_t creation) const TORCHRPC_REQUIRES(mutex_);
   /// From now on the entry expects no call.
   void stopExpecting(Entry& entry) TORCHRPC_REQUIRES(mutex_);
-  /// Whether only this worker has asked for the entry, and does so no more. If the call still arrives, it makes a new
-  /// one. So an id that another worker has made up, and that this one has passed on in good faith, costs it nothing.
+  /// Whether only this worker, and not the creator, has asked for the entry, and does so no more. If the call still
+  /// arrives, it makes a new one. So an id that another worker has made up, and that this one has passed on in good
+  /// faith, costs it nothing.
   static bool isGivenUp(const Entry& entry, WorkerId worker);
   // All changes of Entry::forks use these two functions, which keep forks_held_ correct.
   void setFork(Entry& entry, const ForkId& fork, const Holder& holder) TORCHRPC_REQUIRES(mutex_);

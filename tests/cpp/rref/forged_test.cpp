@@ -230,6 +230,64 @@ TEST_CASE("RRefs whose ids another worker has made up cost a worker that passes 
   CHECK(table.host({1, 0}, {{1, number}, {1, 5000001}, number}).created);
 }
 
+TEST_CASE("the creator of an RRef gets its value although a worker to which it has passed the RRef has dropped it") {
+  SimGroup group(3);
+  auto rref = group[0].remote(1);
+  // Before the call arrives: worker 2 registers its RRef, the creator asks for the value, worker 2 drops its RRef.
+  RRefPtr child;
+  group[2].rrefs().adopt(
+      {group[0].rrefs().fork(rref, 2)}, /*wait_for_owner=*/false, [&](auto result) { child = result.value().at(0); });
+  REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
+  std::optional<Result<int64_t>> got;
+  group[0].fetch(user(rref), [&](Result<int64_t> value) { got = std::move(value); });
+  REQUIRE(group.network.deliverFirst(Kind::kRRefFetch));
+  child.reset();
+  REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest, /*reply=*/true));
+  REQUIRE(group.network.deliverFirst(Kind::kRRefUserDelete));
+  CHECK_FALSE(got);
+  group.network.drain();
+  REQUIRE(got);
+  CHECK(got->ok());
+  rref.reset();
+  group.network.drain();
+  CHECK(group.clean());
+}
+
+TEST_CASE("the creator of an RRef gets its value although it has dropped another RRef to it before the call arrives") {
+  OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
+  const OwnerTable::Sender creator{1, 0};
+  const RRefId id{1, 5};
+  std::optional<Result<c10::IValue>> got;
+  table.find(creator, {id, {1, 6}, 1, 1}).take()->whenReady([&](const Result<c10::IValue>& value) { got = value; });
+  // A fork that has come back to the creator.
+  REQUIRE_FALSE(table.registerFork(creator, {.rref = id, .fork = {2, 7}, .creation = 1, .registration = 2}));
+  OwnerTable::EndedList ended;
+  REQUIRE_FALSE(table.removeForks(creator, {{id, {2, 7}, 2}}, ended));
+  ended.clear();
+  CHECK(table.counts().rrefs == 1);
+  const auto hosted = table.host(creator, {id, {1, 6}, 1});
+  REQUIRE(hosted.created);
+  hosted.rref->setValue(8);
+  REQUIRE(got);
+  CHECK(got->value().toInt() == 8);
+}
+
+TEST_CASE("an entry that its creator asks for counts against the creator, whoever has made it") {
+  OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
+  const OwnerTable::Sender creator{1, 0}, deceived{2, 0};
+  const auto ask = [&](uint64_t number) {
+    const auto refused = table.registerFork(deceived, {{1, number}, {2, number}, number, number});
+    return !refused && table.find(creator, {{1, number}, {1, number}, number, number}).ok();
+  };
+  for (uint64_t number = 1; number <= OwnerTable::kMostExpected; ++number) REQUIRE(ask(number));
+  CHECK_FALSE(ask(OwnerTable::kMostExpected + 1));
+  // The deceived worker can still ask for as many.
+  for (uint64_t number = 2; number <= OwnerTable::kMostExpected; ++number) {
+    const auto at = OwnerTable::kMostExpected + number;
+    REQUIRE_FALSE(table.registerFork(deceived, {{1, at}, {2, at}, at, at}));
+  }
+}
+
 TEST_CASE("the entries that a worker makes for calls that have not arrived are bounded") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
   const OwnerTable::Sender forger{2, 0}, other{3, 0};
