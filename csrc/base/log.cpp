@@ -1,13 +1,17 @@
 #include "base/log.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "base/os/forced_unwind.h"
 #include "base/process.h"
 #include "base/sync/mutex.h"
+#include "base/utf8.h"
 
 namespace torchrpc {
 
@@ -47,22 +51,42 @@ class CurrentSink {
   std::shared_ptr<const LogSink> sink_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
-/// Escapes control characters, also those of two bytes in UTF-8: names in the text may come from other workers, and
-/// must not command a terminal or begin another line.
-std::string printable(const std::string& text) {
+/// The code of the character that a text in UTF-8 begins with, which has that number of bytes.
+uint32_t codeOf(std::string_view text, size_t size) {
+  uint32_t code = static_cast<unsigned char>(text[0]) & (size == 1 ? 0x7f : 0xff >> (size + 1));
+  for (const char byte : text.substr(1, size - 1)) code = code << 6 | (static_cast<unsigned char>(byte) & 0x3f);
+  return code;
+}
+
+/// Whether a terminal or the reader of a log would take the character for something else: control characters (but for
+/// tabs), line separators, and marks that change the direction of a text. As in python/torchrpc/_untrusted.py.
+bool isUnprintable(uint32_t code) {
+  const auto is_in = [code](uint32_t first, uint32_t last) { return first <= code && code <= last; };
+  return (is_in(0, 0x1f) && code != '\t') || is_in(0x7f, 0x9f) || is_in(0x200e, 0x200f) || is_in(0x2028, 0x202e) ||
+      is_in(0x2066, 0x2069);
+}
+
+/// Escapes what is not printable, and bytes that are not UTF-8: names in the text may come from other workers, and must
+/// not command a terminal or begin another line.
+std::string printable(std::string_view text) {
   std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
-    const bool is_control =
-        (byte < 0x20 && byte != '\t') || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0);
-    if (!is_control) {
-      out += text[i];
-      continue;
+  const auto escape = [&out](char kind, uint32_t code, int digits) {
+    out += {'\\', kind};
+    for (int i = digits - 1; i >= 0; --i) out += "0123456789abcdef"[code >> (4 * i) & 15];
+  };
+  while (!text.empty()) {
+    const auto size = utf8Size(text);
+    const auto code = size == 0 ? 0 : codeOf(text, size);
+    if (size == 0) {
+      escape('x', static_cast<unsigned char>(text[0]), 2);
+    } else if (!isUnprintable(code)) {
+      out += text.substr(0, size);
+    } else if (code < 0x100) {
+      escape('x', code, 2);
+    } else {
+      escape('u', code, 4);
     }
-    const unsigned code = byte == 0xc2 ? next : byte;
-    for (const char part : {'\\', 'x', "0123456789abcdef"[code >> 4], "0123456789abcdef"[code & 15]}) out += part;
-    if (byte == 0xc2) ++i;
+    text.remove_prefix(std::max<size_t>(size, 1));
   }
   return out;
 }

@@ -55,6 +55,10 @@ TEST_CASE("names in a line on standard error neither command a terminal nor begi
   std::ostringstream shown;
   auto* const before = std::cerr.rdbuf(shown.rdbuf());
   logToStandardError(LogLevel::kWarning, "worker\n\x1b[31m \xc2\x9b\t\xc3\xa9");
+  logToStandardError(LogLevel::kError, "\x9b[2J \xe2\x82[ \xe2\x80\xae\xe2\x80\xa8 \xe2\x82\xac \xf0\x9f\x98\x80 \xff");
   std::cerr.rdbuf(before);
-  CHECK(shown.str() == "torchrpc warning: worker\\x0a\\x1b[31m \\x9b\t\xc3\xa9\n");
+  CHECK(
+      shown.str() ==
+      "torchrpc warning: worker\\x0a\\x1b[31m \\x9b\t\xc3\xa9\n"
+      "torchrpc error: \\x9b[2J \\xe2\\x82[ \\u202e\\u2028 \xe2\x82\xac \xf0\x9f\x98\x80 \\xff\n");
 }
