@@ -23,7 +23,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 # Graviton 2's processor: the oldest that torch's own wheels are commonly run on.
 emulator=(qemu-aarch64-static -cpu neoverse-n1 -L "$sysroot" -E "LD_LIBRARY_PATH=$stubs")
-layers=(base wire transport testing peers calls group agent device profiling rref autograd optim observe node api simulation)
+layers=(base wire transport testing agent device profiling rref autograd optim observe node api simulation)
 
 # --- prepare ---------------------------------------------------------------------------------------------------------
 

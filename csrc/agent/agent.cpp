@@ -8,7 +8,6 @@
 #include "base/os/threads.h"
 #include "base/random.h"
 #include "calls/current_call.h"
-#include "calls/repeatable_header.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -80,6 +79,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .activity = activity_,
            .serve_own = [this](const FrameInfo& info, Frame frame) { served_.serveOwn(info, std::move(frame)); },
            .cancel_own = [this](CallId id, CancelKind kind) { cancelServed({0, id}, kind); },
+           .discard = [this](const Message& message) { discard(message); },
            .on_ended =
                [this](const ClientCall& call) {
                  if (beginsWork(call.kind)) program_threads_.onCallEnded(call.thread, call.since, unansweredCount());
@@ -115,10 +115,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .is_group_function = [this](const Message& message) { return isGroupFunction(message); },
            .decode = [this](Frame frame, WorkerId from) { return decode(std::move(frame), from, nullptr); },
            .closing = [this] { return made_.closing(); },
-           .not_served =
-               [this](const Message& message) {
-                 if (late_reply_observer_) late_reply_observer_(message);
-               }}),
+           .not_served = [this](const Message& message) { discard(message); }}),
       membership_(*pool_) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     made_.table().addOutstanding(workers);

@@ -77,7 +77,7 @@ class Agent final : public Messenger {
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using JoinedHandler = std::function<void(const WorkerInfo&, uint64_t incarnation)>;
-  using LateReplyObserver = ClientCalls::LateReplyObserver;
+  using LateReplyObserver = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
   /// Calls close().
@@ -98,10 +98,7 @@ class Agent final : public Messenger {
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Registers an observer that is called, on any thread, with replies to calls that have ended, and with calls that
   /// arrive again and are not served again. Resources in these messages may have to be released.
-  void onLateReply(LateReplyObserver observer) {
-    late_reply_observer_ = observer;
-    made_.onLateReply(std::move(observer));
-  }
+  void onLateReply(LateReplyObserver observer) { late_reply_observer_ = std::move(observer); }
   /// Registers an observer that is called, on any thread, with replies that were not sent, because they are too large
   /// or the link has ended. The resources in them stay on this worker. If the link has ended, only kind and headers are
   /// set.
@@ -289,6 +286,10 @@ class Agent final : public Messenger {
   /// `before`: the record of the worker that the directory had until now.
   void reportJoined(
       const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
+  /// Passes a message that nobody will use to the observer of late replies.
+  void discard(const Message& message) const {
+    if (late_reply_observer_) late_reply_observer_(message);
+  }
   void onStarted(Link& link, Frame frame);
   void onCancel(Link& link, Frame frame);
   /// Cancels a call that is served here, and the calls that were made for it; with kAbandon, notes that nobody waits.

@@ -164,7 +164,7 @@ void Function::start(const CppCall& call, std::vector<c10::IValue> args, Done do
 
 /// The functions of the process, if `registry` is null.
 CppFunctions& functionsOf(const std::shared_ptr<void>& registry) {
-  return registry ? *std::static_pointer_cast<CppFunctions>(registry) : CppFunctions::ofProcess();
+  return registry ? *static_cast<CppFunctions*>(registry.get()) : CppFunctions::ofProcess();
 }
 
 }  // namespace

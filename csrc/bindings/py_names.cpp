@@ -18,7 +18,7 @@ py::object loadedModule(py::handle name) {
   return py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(PyImport_GetModuleDict(), name.ptr()));
 }
 
-/// The same, but waits for another thread that is importing it.
+/// The module in sys.modules, after another thread that is importing it has finished; null if there is none.
 py::object importedModule(py::handle name) {
   auto module = loadedModule(name);
   // The main module has no __spec__. PyImport_GetModule() would find that out by an exception, which costs thousands of

@@ -16,7 +16,8 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// The name of the operator that a Python function is, and its overload if it is one; nullopt: it is no operator.
+/// The name of the operator that a Python function calls, and the overload if the function calls only one; nullopt for
+/// other functions.
 std::optional<std::pair<std::string, std::optional<std::string>>> operatorName(py::handle function) {
   if (PyCFunction_CheckExact(function.ptr())) {
     const auto name = py::module_::import("torch.jit._builtins").attr("_find_builtin")(function);

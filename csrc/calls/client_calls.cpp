@@ -12,6 +12,11 @@ namespace torchrpc {
 
 namespace {
 
+/// The error of a request whose connection has ended.
+Error lostError(const WorkerInfo& peer, const Error& reason) {
+  return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
+}
+
 std::string deadlineHeader(Duration timeout) {
   std::string bytes;
   Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
@@ -24,10 +29,6 @@ Error unsentError(const WorkerInfo& to, const Error& reason) {
 }
 
 }  // namespace
-
-Error lostError(const WorkerInfo& peer, const Error& reason) {
-  return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
-}
 
 Error unsendableError(const std::string& self, const std::string& what, const Error& error) {
   return {error.code(), self + " cannot send " + what + ": " + error.text(), self};
@@ -211,7 +212,7 @@ void ClientCalls::onReply(const Link& link, CallId id, Result<Message> result) {
 
 void ClientCalls::onLateReply(const Result<Message>& result) {
   late_replies_.fetch_add(1, std::memory_order_relaxed);
-  if (result && late_reply_observer_) late_reply_observer_(result.value());
+  if (result) environment_.discard(result.value());
 }
 
 void ClientCalls::onLost(const Link& link, const Error& reason) {
@@ -331,7 +332,7 @@ void ClientCalls::attemptCall(const RepeatedCalls::CallPtr& call) {
   if (call->deadline != kNever) timeout = std::max<Duration>(call->deadline - timer_.now(), Duration(1));
   if (call->has_deadline_header) message.setHeader(HeaderKind::kDeadline, deadlineHeader(timeout));
   message.call = calls_.nextId();
-  // An answer of this worker to itself is no loss, whatever its error.
+  // No error in this worker's answer to itself means that a worker was lost.
   call->attempt = {.timeout = call->timeout, .is_answered = call->to == self().id};
   start(
       call->to, message, timeout,

@@ -25,15 +25,12 @@
 
 namespace torchrpc {
 
-/// The error of a request whose connection has ended.
-Error lostError(const WorkerInfo& peer, const Error& reason);
 /// The error of a message that `self` cannot encode. `what`: for example "a call to worker1".
 Error unsendableError(const std::string& self, const std::string& what, const Error& error);
 
 class ClientCalls {
  public:
   using ReplyHandler = Messenger::ReplyHandler;
-  using LateReplyObserver = std::function<void(const Message&)>;
 
   struct Options {
     uint64_t incarnation = 0;          ///< of this worker
@@ -56,12 +53,14 @@ class ClientCalls {
     std::function<void(const FrameInfo&, Frame)> serve_own;
     /// A call of this worker to itself is cancelled or abandoned.
     std::function<void(CallId, CancelKind)> cancel_own;
+    /// Called with a reply that completes no request, because it is late. Resources in it may have to be released.
+    std::function<void(const Message&)> discard;
     /// Called when a request has ended, before its handler is; only after reportEnds().
     std::function<void(const ClientCall&)> on_ended;
     /// The part of a time-out's error text about a shortage of threads here; empty if there were enough threads during
     /// the time-out.
     std::function<std::string(Duration timeout)> thread_shortage;
-    /// As Messenger::postAfter().
+    /// Runs a task on the pool after the delay; drops it if the node ends before.
     std::function<void(Duration, std::function<void()>)> post_after;
   };
 
@@ -69,9 +68,8 @@ class ClientCalls {
 
   // Before the first request:
   void observe(CallObserver& observer) { observer_ = &observer; }
-  void onLateReply(LateReplyObserver observer) { late_reply_observer_ = std::move(observer); }
 
-  /// As Messenger::request() and Messenger::requestReliably().
+  /// Send a request once, or until it is answered. Messenger's functions of these names specify both.
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
   void requestReliably(WorkerId to, Message message, ReplyHandler handler);
   /// Completes a request with kCancelled, and notifies the callee. Returns false if the request has ended already.
@@ -79,7 +77,7 @@ class ClientCalls {
 
   /// Takes the call of a peer's reply out of the table and completes it. Counts late, repeated and foreign replies.
   void onReply(const Link& link, CallId id, Result<Message> result);
-  /// The same for the answer of this worker to itself, and for the error of a request that could not be sent.
+  /// Completes a request with the answer of this worker to itself, or with the error for which it could not be sent.
   void complete(CallId id, Result<Message> result);
   /// Whether a reply of the worker at the other end of the link would complete that call.
   bool awaits(CallId id, const Link& link) const { return calls_.awaits(id, link.peer().id, link.incarnation()); }
@@ -95,7 +93,7 @@ class ClientCalls {
   void reportEnds() { reports_ends_ = true; }
   /// Whether another worker has answered a call with the error that it is shutting down.
   bool isPeerEnding() const { return is_peer_ending_; }
-  /// As CallTable::waitForCapacity().
+  /// Waits until the call table has capacity for another call. Returns false after `timeout`.
   bool waitForCapacity(Duration timeout) { return calls_.waitForCapacity(timeout); }
   /// The outstanding requests.
   const CallTable& table() const { return calls_; }
@@ -161,7 +159,6 @@ class ClientCalls {
   Liveness& liveness_;
   // Set before the first request:
   CallObserver* observer_ = nullptr;  ///< null: no observer
-  LateReplyObserver late_reply_observer_;
   // Own synchronization:
   CallTable calls_;
   ReliableRequests reliable_;

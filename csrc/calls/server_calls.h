@@ -55,7 +55,7 @@ class ServerCalls final : public ServerCall::Answerer {
   void serve(const std::shared_ptr<Link>& link, const FrameInfo& info, Frame frame, CallerUsage::Token bytes_token);
   /// Serves a request of this worker to itself.
   void serveOwn(const FrameInfo& info, Frame frame);
-  /// Serves an INSPECT of an observer, which is no worker. On the loop.
+  /// Answers the INSPECT of an observer: a peer that may read reports and is not a worker. Called on the loop.
   void inspect(const std::shared_ptr<Link>& link, Frame frame);
 
   /// Records in program_threads when each request arrives and is answered, from now on.

@@ -38,7 +38,7 @@ class ConnectionPool {
     std::function<bool(const WorkerInfo&)> is_lost;
     /// Whether this is the reply of that worker for which a call of this one waits.
     std::function<bool(CallId, const Link&)> is_awaited;
-    /// Called with an INSPECT over a link whose peer is no worker.
+    /// Called with an INSPECT of a peer that has not said, by HELLO, which worker it is.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_inspect;
     /// Called when a link has ended: requests that were sent over it will not be answered.
     std::function<void(const Link&, const Error& reason)> on_lost;
@@ -81,7 +81,7 @@ class ConnectionPool {
   /// included, with that worker id and another name or incarnation. If a link of this incarnation is open, this node
   /// sends over it from now on. Thread-safe.
   void replaceLinks(const WorkerInfo& worker, uint64_t incarnation, const Error& reason);
-  /// As Transport::afterReading().
+  /// Calls `done` once, on the loop, when the loop has read everything that had arrived before this call.
   void afterReading(std::function<void()> done) { transport_.afterReading(std::move(done)); }
   /// Whether one of the workers' addresses answers a PING. Dials 32 addresses at a time, and waits for `timeout` at
   /// most for their answers. Blocks; not to be called on the loop.

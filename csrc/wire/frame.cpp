@@ -60,9 +60,10 @@ size_t expectedHeadBytes(const Message& message) {
   return bytes;
 }
 
-/// Says which one of several tensors the error is about.
+/// To be called where `error` has been caught. Throws it again with a text that says which one of several tensors it is
+/// about.
 [[noreturn]] void rethrowForTensor(const Error& error, const std::vector<at::Tensor>& tensors, size_t index) {
-  if (tensors.size() == 1) throw error;
+  if (tensors.size() == 1) throw;
   const auto& tensor = tensors[index];
   auto text = error.text() + ". It is tensor " + std::to_string(index + 1) + " of the " +
       std::to_string(tensors.size()) + " tensors of the message, counted in the order of the arguments";

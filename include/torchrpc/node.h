@@ -155,7 +155,7 @@ std::string functionKey(Function* function) {
   return {reinterpret_cast<const char*>(&function), sizeof(function)};
 }
 
-/// The same for a member function: the bytes of its pointer, and its type.
+/// Returns the key of a registered member function: the bytes of its pointer, and its type.
 template <typename Method>
 std::string methodKey(Method method) {
   std::string key(sizeof(method), '\0');
@@ -367,8 +367,8 @@ class NodeRef {
     detail::checkedOut(out);
     detail::copyResult(out, call<c10::IValue>(to, callable, std::forward<Args>(args)...));
   }
-  /// The same, without waiting. `out` is written on a thread of the pool before the future is ready: do not use it
-  /// until then.
+  /// Starts such a call and does not wait for it. `out` is written on a thread of the pool before the future is ready:
+  /// do not use it until then.
   template <typename... Args>
   Future<void> callIntoAsync(
       const at::Tensor& out, const Destination& to, const Callable& callable, Args&&... args) const {

@@ -1,5 +1,6 @@
 """A first contact that fails for a moment: the call waits, and nobody counts as lost."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -34,23 +35,32 @@ def pid_of(name):
     return rpc.rpc_sync(name, os.getpid)
 
 
+@contextlib.contextmanager
+def no_descriptors():
+    """While it lasts, this process gets no further descriptor; yields a function that ends it at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    filler = [os.dup(0) for _ in range(highest)]  # no number below the limit is free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(filler) + 1, hard))
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in filler:
+            os.close(fd)
+
+
 def test_a_call_that_times_out_before_its_connection_is_open_says_why():
     with workers(3):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-        filler = [os.dup(0) for _ in range(highest)]  # no number below the limit is free
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(filler) + 1, hard))
-        try:
-            with pytest.raises(
+        with (
+            no_descriptors(),
+            pytest.raises(
                 rpc.RpcTimeoutError,
                 match="worker1 has not replied, because the connection to it is not open: this process has as many "
                 "open files as `ulimit -n` allows: raise it",
-            ):
-                rpc.rpc_sync("worker1", torch.add, args=(1, 1), timeout=0.5)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for fd in filler:
-                os.close(fd)
+            ),
+        ):
+            rpc.rpc_sync("worker1", torch.add, args=(1, 1), timeout=0.5)
         expect_contact("worker1")
         # worker1 has not called worker2 before.
         pid = pid_of("worker2")
@@ -66,20 +76,13 @@ def test_a_call_that_times_out_before_its_connection_is_open_says_why():
 
 
 def test_a_call_waits_while_this_process_has_no_descriptor():
-    with workers(2):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-        filler = [os.dup(0) for _ in range(highest)]  # no number below the limit is free
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(filler) + 1, hard))
-        restore = threading.Timer(0.5, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
+    with workers(2), no_descriptors() as end:
+        restore = threading.Timer(0.5, end)
         restore.start()
         try:
             expect_contact("worker1")
         finally:
             restore.join()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for fd in filler:
-                os.close(fd)
 
 
 def stop_for(pid, seconds):

@@ -109,6 +109,6 @@ def test_fields_of_other_kinds_are_removed(report, rest):
 
 def test_a_report_may_be_nested_without_end():
     nested = {}
-    for _ in range(150):
-        nested = {"a": nested, "b": [nested]} if _ % 50 == 0 else {"a": nested}
+    for level in range(150):
+        nested = {"a": nested, "b": [nested]} if level % 50 == 0 else {"a": nested}
     assert str(fitted({"new": nested})).count("{") < 100

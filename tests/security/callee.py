@@ -46,7 +46,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cryptography.exceptions import InvalidTag
-from lies import make_certificates, make_identities, tls_files
+from lies import HonestCaller, make_certificates, make_identities, tls_files
 from replies import (
     BOOKKEEPING,
     ERROR,
@@ -292,39 +292,6 @@ def use(value: Any) -> Any:
     return None
 
 
-class HonestCaller:
-    """Makes calls to the honest worker in a thread, checks their results and measures them."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.errors: list[str] = []
-        self._is_over = False
-        self._thread = threading.Thread(target=self._call)
-
-    def _call(self) -> None:
-        for number in range(10**9):
-            if self._is_over:
-                return
-            begin = time.monotonic()
-            try:
-                value = rpc.rpc_sync(HONEST, torch.add, (torch.full((4,), number % 1000), 1)).tolist()
-                if value != [number % 1000 + 1] * 4:
-                    self.errors.append(f"an honest call returned {value}, not {[number % 1000 + 1] * 4}")
-            except Exception as error:
-                self.errors.append(f"an honest call failed: {error}")
-            self.seconds.append(time.monotonic() - begin)
-            time.sleep(0.001)  # one caller does not fill the worker
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> tuple[list[str], float]:
-        """Return what went wrong, and the 99th percentile of the latency."""
-        self._is_over = True
-        self._thread.join()
-        return self.errors, statistics.quantiles([0.0, *self.seconds], n=100)[-1]
-
-
 def state() -> dict[str, int]:
     """What the caller keeps."""
     gc.collect()
@@ -400,11 +367,12 @@ def be_caller(commands: Any, kind: str, port: int, folder: str) -> None:
             elif command == "processor time":
                 commands.send(time.process_time())
             elif command == "call honest worker":
-                honest = HonestCaller()
+                honest = HonestCaller(HONEST)
                 honest.start()
                 commands.send(None)
             elif command == "stop" and honest:
-                commands.send(honest.stop())
+                honest.stop()
+                commands.send((honest.errors, statistics.quantiles([0.0, *honest.seconds], n=100)[-1]))
             else:
                 break
     if honest:

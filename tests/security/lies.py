@@ -149,35 +149,46 @@ def state() -> tuple[int, list[tuple[int, str]], int, int]:
 
 
 class HonestCaller:
-    """Makes calls in a thread and measures them."""
+    """Makes calls to a worker in a thread, checks their results and measures them."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str) -> None:
         self.seconds: list[float] = []
         self.errors: list[str] = []
+        self._worker = worker
         self._is_over = False
         self._thread = threading.Thread(target=self._call)
 
     def _call(self) -> None:
-        ones = torch.ones(4)
-        while not self._is_over:
+        for number in range(10**9):
+            if self._is_over:
+                return
             begin = time.monotonic()
             try:
-                rpc.rpc_sync(VICTIM, torch.add, args=(ones, 1))
-            except RuntimeError as error:
-                self.errors.append(str(error))
+                value = rpc.rpc_sync(self._worker, torch.add, (torch.full((4,), number % 1000), 1)).tolist()
+                if value != [number % 1000 + 1] * 4:
+                    self.errors.append(f"an honest call returned {value}, not {[number % 1000 + 1] * 4}")
+            except Exception as error:
+                self.errors.append(f"an honest call failed: {error}")
             self.seconds.append(time.monotonic() - begin)
             time.sleep(0.001)  # one caller does not fill the worker
 
-    def __enter__(self) -> "HonestCaller":
+    def start(self) -> None:
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         self._is_over = True
         self._thread.join()
 
+    def __enter__(self) -> "HonestCaller":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     @property
     def slowest_s(self) -> float:
+        """The 99th percentile of the latency."""
         return statistics.quantiles(self.seconds, n=100)[-1]
 
 
@@ -385,11 +396,11 @@ def attack(
     liar = Liar(seed, LIAR_RANK if has_liar else 900)
     for _, frames in liar.sequences(200):  # what a first attack leaves is no growth: code, caches, log lines
         tell(address, credentials, liar.random.choice(["unix", "tcp"]), frames)
-    with HonestCaller() as quiet:
+    with HonestCaller(VICTIM) as quiet:
         time.sleep(2)  # measures
     before = rpc.rpc_sync(VICTIM, state)
     reactions: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-    with HonestCaller() as beside:
+    with HonestCaller(VICTIM) as beside:
         for name, frames in liar.sequences(lies):
             reactions[name][tell(address, credentials, liar.random.choice(["unix", "tcp"]), frames)] += 1
     after = settled(before)
