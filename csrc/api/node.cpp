@@ -412,11 +412,11 @@ void Node::shutdown(Timeout timeout) {
     core->agent().refuseOwnCalls();
     try {
       if (!core->agent().isEnding()) {
-        core->barrier(api::kLeaving, limit);
+        core->group().barrier(api::kLeaving, limit);
         if (!core->rrefs().deleteAllUsers(std::min<Duration>(api::kReferencesTimeout, timeUntil(deadline)))) {
           throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
         }
-        core->join(timeUntil(deadline));
+        core->group().join(timeUntil(deadline));
       }
     } catch (...) {
       end(owned_, deadline);

@@ -239,12 +239,14 @@ void bindAgent(py::module_& module) {
           py::arg("limit"))
       .def(
           "join",
-          [](PyAgent& self, bool /*shutdown*/, double timeout) { nodeOf(self).join(toTimeout(nodeOf(self), timeout)); },
+          [](PyAgent& self, bool /*shutdown*/, double timeout) {
+            nodeOf(self).group().join(toTimeout(nodeOf(self), timeout));
+          },
           py::arg("shutdown") = false, py::arg("timeout") = 0.0, no_gil)
       .def(
           "_barrier",
           [](PyAgent& self, const std::string& what, double timeout) {
-            nodeOf(self).barrier(what, toTimeout(nodeOf(self), timeout));
+            nodeOf(self).group().barrier(what, toTimeout(nodeOf(self), timeout));
           },
           py::arg("what"), py::arg("timeout"), no_gil)
       .def(
@@ -291,11 +293,12 @@ void bindAgent(py::module_& module) {
              const py::dict& /*reverse_device_map*/, bool is_join) {
             const auto* caller = currentCaller();
             const py::gil_scoped_release released;
-            is_join ? self.node()->admit(worker, caller) : self.node()->expel(worker, caller);
+            auto& group = self.node()->group();
+            is_join ? group.admit(worker, caller) : group.expel(worker, caller);
           },
           py::arg("worker_info"), py::arg("my_devices"), py::arg("reverse_device_map"), py::arg("is_join"))
       .def("_get_backend_options", [](const PyAgent& self) { return self.options(); })
-      .def_property_readonly("is_static_group", [](const PyAgent& self) { return nodeOf(self).isStaticGroup(); })
+      .def_property_readonly("is_static_group", [](const PyAgent& self) { return nodeOf(self).group().isStatic(); })
       .def_property_readonly("store", [](const PyAgent& self) { return nodeOf(self).store(); });
 
   module.def(

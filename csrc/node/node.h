@@ -6,22 +6,20 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <stop_token>
 #include <string>
 #include <vector>
 
 #include "agent/agent.h"
-#include "agent/announcer.h"
 #include "autograd/autograd_service.h"
 #include "base/defaults.h"
 #include "device/device_messenger.h"
 #include "device/group_devices.h"
-#include "group/rendezvous.h"
-#include "group/store_keeper.h"
+#include "device/group_maps.h"
 #include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
+#include "node/group.h"
 #include "node/interceptors.h"
 #include "node/named_objects.h"
 #include "node/rref_value.h"
@@ -133,6 +131,7 @@ class Node : public std::enable_shared_from_this<Node> {
   void requireItsProcess() const;
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
+  Group& group() { return group_; }
   /// Whether this worker has device maps that name its devices.
   bool usesDevices() const { return devices_.isUsed(); }
   /// The messenger for calls, which records them in autograd contexts.
@@ -150,12 +149,11 @@ class Node : public std::enable_shared_from_this<Node> {
   /// See Options::functions.
   const std::shared_ptr<const CppFunctions>& functions() const { return options_.functions; }
   bool usesPickles() const { return options_.uses_pickles; }
-  bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }
   /// Throws Error(kUnknownWorker), which lists the workers of the group.
-  WorkerInfo worker(const std::string& name) const;
-  WorkerInfo worker(WorkerId id) const;
+  WorkerInfo worker(const std::string& name) const { return agent_.directory().require(name); }
+  WorkerInfo worker(WorkerId id) const { return agent_.directory().require(id).info; }
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
   /// The workers that have neither been lost nor left, as far as this worker knows.
   std::vector<WorkerInfo> livingWorkers() const { return agent_.membership().living(workers()); }
@@ -163,16 +161,9 @@ class Node : public std::enable_shared_from_this<Node> {
   /// members, to notice when they end. The handler must not throw.
   void onMemberChange(Membership::Handler handler);
   /// The Options::metadata of a worker of the group. Throws Error(kUnknownWorker).
-  std::string metadata(WorkerId id) const;
+  std::string metadata(WorkerId id) const { return agent_.directory().require(id).metadata; }
   /// Whether a worker of the group is a member, and no client, by its own record. Throws Error(kUnknownWorker).
-  bool isMember(WorkerId id) const;
-  /// For a group that grows: called when another worker has joined or left. admit() throws Error, and changes nothing,
-  /// if the store has no such record of the worker, its devices do not fit those of the others, a living worker has its
-  /// name or its id, or the record is not that of `caller`, which asks for it. Null: the program itself asks. A lost
-  /// worker with its name or its id leaves the group.
-  void admit(const WorkerInfo& worker, const Peer* caller = nullptr);
-  void expel(const WorkerInfo& worker, const Peer* caller = nullptr);
-
+  bool isMember(WorkerId id) const { return agent_.directory().require(id).is_member; }
   // --- calls, any thread ---
   /// The message of a call, and the forks in it.
   struct Outgoing {
@@ -188,13 +179,6 @@ class Node : public std::enable_shared_from_this<Node> {
   std::vector<RRefPtr> adoptRRefs(const Message& reply);
 
   // --- the end, on one thread ---
-  /// Returns when all workers of a static group have called it. Throws Error(kTimeout), which names the workers that
-  /// did not call it within `timeout`. Throws Error(kWorkerLost), which names the lost workers, when all others have
-  /// called it.
-  void barrier(const std::string& name, Duration timeout);
-  /// Waits until no call is under way in the whole static group or, if the group grows, on this node. Throws as
-  /// barrier().
-  void join(Duration timeout);
   /// Makes waitForStopRequest() return. Any thread. For functions that end a worker: a function cannot shut down the
   /// node that runs it.
   void requestStop();
@@ -239,50 +223,13 @@ class Node : public std::enable_shared_from_this<Node> {
   Agent::Options agentOptions() const;
   AutogradService::Options autogradOptions() const;
   RRefService::Options rrefOptions();
-  WorkerRecord record(WorkerId id) const;
+  Group::Options groupOptions() const;
   /// Makes the card by which tools on this machine find the worker.
   WorkerCard makeCard(const std::string& address) const;
-  /// The part of start() that uses the store.
-  void joinOthers(TimePoint deadline);
-  /// Returns the devices that the workers in the directory have published. Throws Error(kProtocol).
-  GroupDevices groupDevices();
-  /// Throws Error(kInvalidArgument) unless the devices of all workers, and of `joining`, fit together; Error(kProtocol)
-  /// for malformed records.
-  void checkDevices(const WorkerRecord* joining = nullptr);
-  /// Marks a group of fixed size that cannot form with its workers as ended, so that they may form another one.
-  void endRefusedGroup();
-  /// Sets the device maps that follow from the directory.
-  void updateDeviceMaps();
-  /// Adds a worker that has joined, and whose devices have been checked.
-  void add(const WorkerRecord& record);
-  /// Starts to listen, and makes the rendezvous.
-  void beginRendezvous();
-  /// From now on the worker is not in the group.
-  void forget(const WorkerInfo& worker);
-  /// Sends the address of this worker, which has taken the place of a lost one, to the other members.
-  void announce(const std::vector<WorkerRecord>& records, Duration timeout);
-  /// Applies the record of a worker that has taken the place of a lost one. On the loop.
-  Status accept(const WorkerRecord& record);
-  /// Connects to the group's store again if rank 0 served it and has been restarted. Throws Error(kWorkerLost) if rank
-  /// 0 served it and no process serves it now.
-  void renewStore();
-  /// Runs a step that uses the store. Converts exceptions of c10d to Error(kRendezvous).
-  template <typename Step>
-  void overStore(const Step& step) const;
-  /// Runs a step in which all workers meet at the end of the group. Renews the store before, and calls requireAll()
-  /// afterwards.
-  template <typename Step>
-  void meet(const Step& step);
-  Rendezvous::LostAmong lostAmong();
+  /// Starts to listen for other workers; once.
+  void listen();
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
   void requireOtherThread() const;
-  /// Ends the use of the store in the last step in which all workers meet: from then on worker 0, which waits for this
-  /// for at most `grace`, may end the process that serves the store. c10d's client writes to standard error if it finds
-  /// the store ended, so this worker does not use it any more. Workers that have left alone are not absent any more.
-  void leaveStore(const std::string& phase, Duration grace);
-  /// Throws Error(kWorkerLost) if workers were lost before the end of the group. Does not use the store.
-  void requireAll() const;
-
   const Options options_;
   const AllowLists allowed_;
   const StorePtr store_;
@@ -291,7 +238,6 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<Timer> timer_;
   CallMetrics call_metrics_;
   mutable Agent agent_;
-  Announcer announcer_;
   const std::unique_ptr<SlowCalls> slow_calls_;
   Interceptors interceptors_;
   DeviceMessenger devices_;
@@ -302,24 +248,17 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService optim_;
   NamedObjects named_objects_;
   Inspector inspector_;
-  /// Serializes updates of the device maps, so that an earlier one does not overwrite a later one: see Note [Device
-  /// maps of a group].
-  Mutex device_maps_mutex_;
+  GroupMaps maps_;
+  Group group_;
   Mutex stop_mutex_;
   CondVar stop_requested_;
   bool is_stop_requested_ TORCHRPC_GUARDED_BY(stop_mutex_) = false;
   std::atomic<bool> has_started_{false};
-  std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< set on the ranks that restore a lost store
-  std::shared_ptr<CallGate::Hold> first_calls_;        ///< set before start(), by keepFirstCalls(); may be null
+  std::shared_ptr<CallGate::Hold> first_calls_;  ///< set before start(), by keepFirstCalls(); may be null
   // Used by the thread that starts and ends the node only:
-  std::vector<WorkerRecord> place_;       ///< of takePlace()
   std::unique_ptr<HealthServer> health_;  ///< from the construction to shutdown()
   WorkerCard card_;
-  std::unique_ptr<Rendezvous> rendezvous_;
-  std::unique_ptr<StoreKeeper> keeper_;  ///< made before the node has started
-  bool must_release_store_ = false;      ///< others may still read the result of the start, in this process's store
-  bool store_is_lost_ = false;
-  std::set<WorkerId> absent_;  ///< workers that were lost while the group formed
+  bool is_listening_ = false;
   std::optional<std::stop_callback<std::function<void()>>> stop_callback_;
 };
 

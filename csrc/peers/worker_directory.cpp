@@ -78,6 +78,26 @@ WorkerInfo WorkerDirectory::info(WorkerId id) const {
   return it == by_id_.end() ? WorkerInfo{nameOfUnknown(id), id} : it->second.info;
 }
 
+Error WorkerDirectory::unknownError(const std::string& what, const std::string& name) const {
+  std::string names;
+  for (const auto& worker : all()) names += (names.empty() ? "" : ", ") + worker.name;
+  return {
+      ErrorCode::kUnknownWorker,
+      "Unknown destination " + what + ": could not find destination in the RPC group of " + self_.name +
+          ", whose workers are " + (names.empty() ? "none" : names),
+      name};
+}
+
+WorkerInfo WorkerDirectory::require(const std::string& name) const {
+  if (auto known = info(name)) return *std::move(known);
+  throw unknownError("worker " + (name.empty() ? "with an empty name" : name), name);
+}
+
+WorkerRecord WorkerDirectory::require(WorkerId id) const {
+  if (auto known = find(id)) return *std::move(known);
+  throw unknownError("worker id " + std::to_string(id), "");
+}
+
 std::vector<WorkerInfo> WorkerDirectory::all() const {
   MutexLock lock(mutex_);
   std::vector<WorkerInfo> out;

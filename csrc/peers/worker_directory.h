@@ -58,6 +58,9 @@ class WorkerDirectory {
   std::optional<WorkerInfo> info(const std::string& name) const;
   /// Returns the id with nameOfUnknown() for a worker that is not in the directory.
   WorkerInfo info(WorkerId id) const;
+  /// A worker of the group. Throws Error(kUnknownWorker), which lists the workers of the group.
+  WorkerInfo require(const std::string& name) const;
+  WorkerRecord require(WorkerId id) const;
   /// All workers, by id.
   std::vector<WorkerInfo> all() const;
   std::vector<WorkerRecord> records() const;
@@ -71,6 +74,8 @@ class WorkerDirectory {
   void remove(WorkerId id);
 
  private:
+  /// `what`: for example "worker id 7".
+  Error unknownError(const std::string& what, const std::string& name) const;
   /// From now on the name does not lead to that worker.
   void eraseName(const WorkerInfo& worker) TORCHRPC_REQUIRES(mutex_);
 

@@ -79,7 +79,7 @@ TEST_CASE("a worker that joins later brings its device maps to the members that 
   first->start();
   const auto second = nodes.make(1, {{"worker0", {{sim(1), sim(2)}}}});
   second->start();
-  first->admit(second->self());
+  first->group().admit(second->self());
   CHECK(doubleOn(*second, 0, sim(1)) == "sim:1");
   CHECK(doubleOn(*first, 1, sim(0)) == "sim:0");
   CHECK_THAT(doubleOn(*first, 1, sim(1)), Catch::Contains("destination worker1, and a tensor is on sim:1 of worker0"));
@@ -93,12 +93,12 @@ TEST_CASE("a worker whose device maps do not fit does not become a member of a g
   CHECK_THAT(
       errorText([&] { bad->start(); }),
       Catch::StartsWith("invalid argument: Node worker1 has target devices with invalid indices"));
-  CHECK_THAT(errorText([&] { first->admit(bad->self()); }), Catch::Contains("Node worker1 has target devices"));
+  CHECK_THAT(errorText([&] { first->group().admit(bad->self()); }), Catch::Contains("Node worker1 has target devices"));
   CHECK(first->workers().size() == 1);
   const auto next = nodes.make(2, {{"worker0", {{sim(1), sim(3)}}}});
   next->start();
   CHECK(next->workers().size() == 2);
-  first->admit(next->self());
+  first->group().admit(next->self());
   CHECK(doubleOn(*next, 0, sim(1)) == "sim:1");
 }
 

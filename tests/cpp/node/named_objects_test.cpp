@@ -44,8 +44,8 @@ class BadStore final : public c10d::HashStore {
   std::atomic<bool> is_lost{false}, is_slow{false};
 };
 
-struct Group {
-  explicit Group(int size, WorkerId client = kNoWorker, std::string secret = "")
+struct NodesOfGroup {
+  explicit NodesOfGroup(int size, WorkerId client = kNoWorker, std::string secret = "")
       : size(size), client(client), secret(std::move(secret)) {
     for (WorkerId id = 0; id < size; ++id) nodes.push_back(make(id));
     std::vector<std::thread> threads;
@@ -142,7 +142,7 @@ TEST_CASE("a request about a named object comes back from its bytes, and no othe
 }
 
 TEST_CASE("malformed requests get an error and have no other effect") {
-  Group group(3);
+  NodesOfGroup group(3);
   const auto mine = give(group[1], 1), theirs = give(group[2], 2);
   group.objects(1).add("replay", mine, 20s);
   // As a user of worker 1's object, and with one that worker 1 does not own.
@@ -174,7 +174,7 @@ TEST_CASE("malformed requests get an error and have no other effect") {
 }
 
 TEST_CASE("nobody puts another object in the place of a registered one") {
-  Group group(2);
+  NodesOfGroup group(2);
   const auto mine = give(group[1], 1), other = give(group[1], 2);
   group.objects(1).add("replay", mine, 20s);
   group.objects(1).add("other", other, 20s);
@@ -187,7 +187,7 @@ TEST_CASE("nobody puts another object in the place of a registered one") {
 }
 
 TEST_CASE("a client finds objects, but neither registers nor removes them") {
-  Group group(2, /*client=*/1);
+  NodesOfGroup group(2, /*client=*/1);
   const auto mine = give(group[0], 1);
   group.objects(0).add("replay", mine, 20s);
   const auto found = group.objects(1).lookUp("replay", 20s);
@@ -206,7 +206,7 @@ void write(c10d::Store& store, const std::string& key, const std::string& value)
 }  // namespace
 
 TEST_CASE("who writes to the store without the group's secret moves no name, and frees none by another value") {
-  Group group(3, kNoWorker, "a secret of twenty-six bytes");
+  NodesOfGroup group(3, kNoWorker, "a secret of twenty-six bytes");
   const auto mine = give(group[1], 1);
   group.objects(1).add("replay", mine, 20s);
   const auto forged = GENERATE("0000000000000001 worker2", "sealed:0000000000000001 worker2", "nonsense");
@@ -217,7 +217,7 @@ TEST_CASE("who writes to the store without the group's secret moves no name, and
 }
 
 TEST_CASE("a registration whose owner is a client does not count") {
-  Group group(2, /*client=*/1);
+  NodesOfGroup group(2, /*client=*/1);
   write(*group.store, "named/replay", "0000000000000001 worker1");
   CHECK(errorOf([&] { group.objects(0).lookUp("replay", 20s); }).code() == ErrorCode::kNameNotFound);
   const auto mine = give(group[0], 1);
@@ -226,7 +226,7 @@ TEST_CASE("a registration whose owner is a client does not count") {
 }
 
 TEST_CASE("of nodes that register a name at once over a slow store, one succeeds") {
-  Group group(3);
+  NodesOfGroup group(3);
   group.store->is_slow = true;
   for (int round = 0; round < 40; ++round) {
     const auto name = "name " + std::to_string(round);
@@ -252,7 +252,7 @@ TEST_CASE("of nodes that register a name at once over a slow store, one succeeds
 }
 
 TEST_CASE("names that are registered and removed at once by several workers are free in the end") {
-  Group group(3);
+  NodesOfGroup group(3);
   group.store->is_slow = true;
   std::vector<std::thread> threads;
   for (int id = 0; id < 3; ++id) {
@@ -272,7 +272,7 @@ TEST_CASE("names that are registered and removed at once by several workers are 
 }
 
 TEST_CASE("where the store is lost, objects are found, and none is registered or removed") {
-  Group group(3);
+  NodesOfGroup group(3);
   group.objects(0).add("replay", give(group[0], 1), 20s);
   group.store->is_lost = true;
   CHECK(group.objects(2).lookUp("replay", 20s)->owner().name == "worker0");  // which has never asked for it
@@ -293,7 +293,7 @@ TEST_CASE("where the store is lost, objects are found, and none is registered or
 }
 
 TEST_CASE("a worker that was started again has none of its objects, and their names are free") {
-  Group group(2);
+  NodesOfGroup group(2);
   group.objects(1).add("mine", give(group[1], 1), 20s);
   CHECK(group.objects(0).lookUp("mine", 20s)->owner().name == "worker1");
   group.nodes[1].reset();
@@ -321,7 +321,7 @@ TEST_CASE("the name of an owner that does not answer is not free") {
   }();
   std::latch blocked(2), end(1);
   busy = &blocked, go = &end;
-  Group group(2);
+  NodesOfGroup group(2);
   group.objects(1).add("replay", give(group[1], 1), 20s);
   std::vector<std::thread> callers;
   for (int i = 0; i < 2; ++i) {
@@ -338,7 +338,7 @@ TEST_CASE("the name of an owner that does not answer is not free") {
 }
 
 TEST_CASE("what the store has for a name may be anything") {
-  Group group(2);
+  NodesOfGroup group(2);
   for (const std::string value :
        {"x", " ", "7 ", " worker1", "zz worker1", "0 worker1", "00000000000000001 worker1", "-1 worker1",
         "0000000000000001 nobody", "0000000000000001 worker1"}) {
@@ -351,7 +351,7 @@ TEST_CASE("what the store has for a name may be anything") {
 }
 
 TEST_CASE("a registered object is destroyed under no lock, by whatever ends its registration") {
-  Group group(2);
+  NodesOfGroup group(2);
   std::atomic<int> destroyed{0};
   const auto make = [&] {
     return give(group[0], c10::IValue::make_capsule(c10::make_intrusive<Destroyed>([&] {

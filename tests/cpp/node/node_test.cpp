@@ -240,7 +240,7 @@ TEST_CASE("join() waits for calls that make calls") {
   std::atomic<int> waited{0};
   group.together([&](Node& node) {
     joining.count_down();
-    node.join(kNoLimit);
+    node.group().join(kNoLimit);
     waited += chained && answered;
   });
   CHECK(waited == 3);
@@ -248,7 +248,7 @@ TEST_CASE("join() waits for calls that make calls") {
 
 TEST_CASE("join() names the workers that do not call it") {
   NodeGroup group(2);
-  const auto text = errorText([&] { group[0].join(100ms); });
+  const auto text = errorText([&] { group[0].group().join(100ms); });
   CHECK_THAT(
       text,
       Catch::Contains(
@@ -300,7 +300,8 @@ TEST_CASE("after a worker has let worker 0 end the store, it does not use the st
   std::vector<std::string> errors(3);
   const bool is_barrier = GENERATE(true, false);
   together({0, 2}, [&](Node& node) {
-    errors[node.self().id] = errorText([&] { is_barrier ? node.barrier("leaving", 20s) : node.join(20s); });
+    errors[node.self().id] =
+        errorText([&] { is_barrier ? node.group().barrier("leaving", 20s) : node.group().join(20s); });
   });
   const std::string expected = is_lost ? "lost before the end" : "no error";
   CHECK_THAT(errors[0], Catch::Contains(expected));
@@ -328,9 +329,9 @@ TEST_CASE("a node with a handler of member changes hears of the end of a worker 
 TEST_CASE("in a group that grows, workers are admitted and expelled") {
   NodeGroup group(2, /*grows=*/true);
   CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
-  group[0].admit(group[1].self());
+  group[0].group().admit(group[1].self());
   CHECK(call(group[0], 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
-  group[0].expel(group[1].self());
+  group[0].group().expel(group[1].self());
   CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
 }
 
@@ -347,18 +348,18 @@ TEST_CASE("a worker that has left and joins again holds RRefs like any other") {
   owner->start();
   holder->start();
   const auto info = holder->self();
-  owner->admit(info);
+  owner->group().admit(info);
   const auto kept = owner->rrefs().createOwner();
   owner->rrefs().fork(kept, info.id);
   CHECK(owner->rrefs().debugInfo().forks == 1);
   // It leaves, and counts as lost at once.
-  owner->expel(info);
+  owner->group().expel(info);
   CHECK(owner->rrefs().debugInfo().forks == 0);
-  holder->join(20s);
+  holder->group().join(20s);
   holder.reset();
   holder = make(1);
   holder->start();
-  owner->admit(info);
+  owner->group().admit(info);
 
   const auto value = owner->rrefs().createOwner();
   const auto fork = owner->rrefs().fork(value, info.id);
@@ -475,7 +476,7 @@ TEST_CASE("a group that grows does not admit a worker that has published malform
   node->start();
   const auto record = maliciousRecord(1, 0);
   Rendezvous(store, record).joinGroup(20s, [](const auto&) { return true; });
-  CHECK_THAT(errorText([&] { node->admit(record.info); }), kUnreadable);
+  CHECK_THAT(errorText([&] { node->group().admit(record.info); }), kUnreadable);
   CHECK(node->workers().size() == 1);
 }
 
@@ -492,12 +493,12 @@ TEST_CASE("a group that grows admits a worker only as itself, and not under the 
     return record;
   };
   const auto admit = [&](const WorkerInfo& info, const Peer& caller) {
-    return errorText([&] { node->admit(info, &caller); });
+    return errorText([&] { node->group().admit(info, &caller); });
   };
   // A client with the id 7 asks in the name of another worker, or of another start of itself.
   const WorkerInfo trainer{"trainer", 1}, client{"client", 7};
   publish(trainer);
-  node->admit(trainer);
+  node->group().admit(trainer);
   publish({"trainer", 7});
   const auto speaks = Catch::Contains("a worker speaks only for itself");
   CHECK_THAT(admit({"trainer", 7}, {client, 5, false}), speaks);
@@ -506,7 +507,7 @@ TEST_CASE("a group that grows admits a worker only as itself, and not under the 
       Catch::Contains("in which WorkerInfo(id=1, name=trainer) lives"));
   publish(client);
   CHECK_THAT(admit(client, {client, 6, false}), speaks);
-  CHECK_THAT(errorText([&] { node->expel(trainer, std::make_unique<Peer>(client, 5).get()); }), speaks);
+  CHECK_THAT(errorText([&] { node->group().expel(trainer, std::make_unique<Peer>(client, 5).get()); }), speaks);
   CHECK(node->worker("trainer").id == 1);
   CHECK(node->workers().size() == 2);
   // A later worker with its id could not replace a client with this incarnation.
