@@ -59,7 +59,7 @@ Frame message(size_t bytes) {
 class Echo : public ConnectionHandler {
  public:
   std::shared_ptr<Connection> connection;
-  void onFrame(Frame frame) override {
+  void onFrame(Frame&& frame) override {
     connection->send(std::move(frame), [](const Status&) {});
   }
   void onClosed(const Error&) override { connection.reset(); }
@@ -71,7 +71,7 @@ class Pinger : public ConnectionHandler {
   int remaining = 0;  ///< messages that the handler still sends by itself
   std::atomic<int> replies{0};
 
-  void onFrame(Frame frame) override {
+  void onFrame(Frame&& frame) override {
     if (remaining-- > 0) return connection->send(std::move(frame), [](const Status&) {});
     ++replies;
     replies.notify_one();

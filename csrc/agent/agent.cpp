@@ -226,13 +226,13 @@ Error Agent::forkedError() const {
 
 // --- Requests sent by this worker ---
 
-void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void Agent::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   if (!isInItsProcess()) return handler(forkedError());
   if (refusesOwn(message.kind)) return handler(refusal());
   made_.request(to, std::move(message), timeout, std::move(handler));
 }
 
-void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
+void Agent::requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) {
   if (!isInItsProcess()) return handler(forkedError());
   made_.requestReliably(to, std::move(message), std::move(handler));
 }
@@ -270,7 +270,7 @@ void Agent::cancelServed(const ServedId& id, CancelKind kind) {
   for (const auto call : made) cancel(call);
 }
 
-void Agent::onCancel(Link& link, Frame frame) try {
+void Agent::onCancel(Link& link, Frame&& frame) try {
   const auto message = decodeFrame(std::move(frame), options_.limits);
   Reader reader(message.payload);
   const auto id = reader.get<CallId>();
@@ -301,7 +301,7 @@ void Agent::onMalformed(const Link& link, std::optional<Kind> kind, const Error&
   connections_.recordRefusal(link.nameForAudit(), error, kind ? name(*kind) : "UNKNOWN");
 }
 
-Result<Message> Agent::decode(Frame frame, WorkerId from, const Link* link) {
+Result<Message> Agent::decode(Frame&& frame, WorkerId from, const Link* link) {
   if (frame.failure) return *frame.failure;
   const auto info = options_.audit_log ? peekFrame(frame.head) : std::nullopt;  // for the line of a malformed message
   try {
@@ -319,7 +319,7 @@ Result<Message> Agent::decode(Frame frame, WorkerId from, const Link* link) {
   }
 }
 
-void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
+void Agent::onFrame(const std::shared_ptr<Link>& link, Frame&& frame) {
   auto bytes_token = link->takeAnnouncedToken();
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) return link->sendPong();
@@ -348,7 +348,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   served_.serve(link, *info, std::move(frame), std::move(bytes_token));
 }
 
-void Agent::onStarted(Link& link, Frame frame) try {
+void Agent::onStarted(Link& link, Frame&& frame) try {
   link.onStarted(StartReport::decode(decodeFrame(std::move(frame), options_.limits).payload));
 } catch (const Error& error) {
   onMalformed(link, Kind::kStarted, error);

@@ -115,8 +115,8 @@ class Agent final : public Messenger {
   std::string listen();
 
   // --- Requests ---
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override;
   /// The calls served here that must not run twice.
   KeyedCalls& keyedCalls() { return keyed_; }
   void post(std::function<void()> task) override;
@@ -275,10 +275,10 @@ class Agent final : public Messenger {
   /// The first part of leave().
   void sayGoodbye();
   /// `link`: over which the frame has come, or null if the audit log has a line for it in any case.
-  Result<Message> decode(Frame frame, WorkerId from, const Link* link);
+  Result<Message> decode(Frame&& frame, WorkerId from, const Link* link);
   /// Counts a frame that cannot be decoded or has no meaning here, and records it in the audit log.
   void onMalformed(const Link& link, std::optional<Kind> kind, const Error& error);
-  void onFrame(const std::shared_ptr<Link>& link, Frame frame);
+  void onFrame(const std::shared_ptr<Link>& link, Frame&& frame);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const Peer& peer);
   /// Whether the directory has this start of this worker.
@@ -290,8 +290,8 @@ class Agent final : public Messenger {
   void discard(const Message& message) const {
     if (late_reply_observer_) late_reply_observer_(message);
   }
-  void onStarted(Link& link, Frame frame);
-  void onCancel(Link& link, Frame frame);
+  void onStarted(Link& link, Frame&& frame);
+  void onCancel(Link& link, Frame&& frame);
   /// Cancels a call that is served here, and the calls that were made for it; with kAbandon, notes that nobody waits.
   void cancelServed(const ServedId& id, CancelKind kind);
   /// Returns the part of a time-out's error text about a shortage of threads here; empty if there were enough threads

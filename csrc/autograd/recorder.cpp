@@ -116,7 +116,7 @@ void Recorder::recordRecv(AutogradContext& context, const Message& message, Work
 
 // --- the caller's side ---
 
-void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void Recorder::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   if (!carriesValues(message.kind))
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   auto context = currentContext();

@@ -34,7 +34,7 @@ class Recorder final : public ForwardingMessenger {
       : ForwardingMessenger(messenger), contexts_(contexts), events_(std::move(events)) {}
 
   /// Records the message in the calling thread's current context.
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
   /// The handler of a call runs with the caller's context as the thread's current one; its reply is recorded.
   void on(Kind kind, Where where, RequestHandler handler) override;
 

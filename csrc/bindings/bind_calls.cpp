@@ -45,7 +45,7 @@ struct Route {
 };
 
 /// Sends a call of `function`.
-using SendCall = py::object (*)(const Route&, const py::object& function, Outgoing);
+using SendCall = py::object (*)(const Route&, const py::object& function, Outgoing&&);
 
 /// Returns the function's name for texts. Never throws.
 std::string nameForTexts(const py::object& function) {
@@ -53,7 +53,7 @@ std::string nameForTexts(const py::object& function) {
   return name.empty() ? "a " + std::string(Py_TYPE(function.ptr())->tp_name) : name;
 }
 
-py::object callAsync(const Route& route, const py::object& function, Outgoing call) {
+py::object callAsync(const Route& route, const py::object& function, Outgoing&& call) {
   auto future = makeFuture();
   auto fate = std::make_shared<CallFate>(route.node, nameForTexts(function), route.to);
   auto done = completeWithReply(route.node, route.to, future, fate);
@@ -66,8 +66,8 @@ py::object callAsync(const Route& route, const py::object& function, Outgoing ca
   return wrapFuture(std::move(future), std::move(fate), thread.lastCall());
 }
 
-py::object callSync(const Route& route, const py::object& /*function*/, Outgoing call) {
-  return waitForReply(route.node, route.to, [&](Messenger::ReplyHandler done) {
+py::object callSync(const Route& route, const py::object& /*function*/, Outgoing&& call) {
+  return waitForReply(route.node, route.to, [&](Messenger::ReplyHandler&& done) {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   });
@@ -82,7 +82,7 @@ bool isMarkedRestorable(const py::object& function) {
   return marked && marked.ptr() == Py_True;
 }
 
-py::object callRemote(const Route& route, const py::object& function, Outgoing call) {
+py::object callRemote(const Route& route, const py::object& function, Outgoing&& call) {
   const auto fetch_kind = kindOf(Operation::kFetch, traitsOf(call.message.kind).callable);
   const bool is_restorable = isMarkedRestorable(function);
   RRefPtr rref;

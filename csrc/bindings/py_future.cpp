@@ -287,7 +287,7 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
 
   /// Usually called on the loop. Dropping the last reference to a future may destroy Python objects, so `self` moves to
   /// the thread that finishes the call, and no reference is dropped here.
-  static void take(std::shared_ptr<PendingCall> self, Result<Message> result) {
+  static void take(std::shared_ptr<PendingCall> self, Result<Message>&& result) {
     self->result_.emplace(std::move(result));
     if (auto* waited = WaitedFuture::current(); waited && waited->future() == self->future_) {
       waited->setReplied(std::move(self));
@@ -361,7 +361,7 @@ void WaitedFuture::finish() {
 Messenger::ReplyHandler completeWithReply(
     std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate) {
   auto call = std::make_shared<PendingCall>(std::move(node), std::move(callee), std::move(future), std::move(fate));
-  return [call = std::move(call)](Result<Message> result) mutable {
+  return [call = std::move(call)](Result<Message>&& result) mutable {
     PendingCall::take(std::move(call), std::move(result));
   };
 }
@@ -401,13 +401,13 @@ Result<Message> waitFor(Node& node, ReplyWaiter& waiter, const ThreadWait& recor
 
 py::object waitForReply(
     const std::shared_ptr<Node>& node, const WorkerInfo& callee,
-    const std::function<void(Messenger::ReplyHandler)>& start) {
+    const std::function<void(Messenger::ReplyHandler&&)>& start) {
   const auto range = Range::holdExpectedCall();
   const EndOfRange end{range};
   const auto waiter = std::make_shared<ReplyWaiter>();
   auto& thread = ThreadRecord::ofThisThread();
   thread.setLastCall(0);
-  start([waiter, weak = std::weak_ptr(node)](Result<Message> result) {
+  start([waiter, weak = std::weak_ptr(node)](Result<Message>&& result) {
     const auto late = waiter->set(std::move(result));
     if (!late || !*late) return;
     if (const auto node = weak.lock()) node->rrefs().discard(late->value());

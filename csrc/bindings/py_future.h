@@ -47,7 +47,7 @@ Messenger::ReplyHandler completeWithReply(
 /// the wait. Needs the GIL. Throws the request's error.
 py::object waitForReply(
     const std::shared_ptr<Node>& node, const WorkerInfo& callee,
-    const std::function<void(Messenger::ReplyHandler)>& start);
+    const std::function<void(Messenger::ReplyHandler&&)>& start);
 
 /// Whether the torch Future has a value or an error. Throws std::invalid_argument if `future` is something else.
 bool isComplete(const py::object& future);

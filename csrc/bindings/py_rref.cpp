@@ -77,7 +77,7 @@ py::object PyRRef::toHere(double timeout) const {
   const auto limit = toTimeout(*node(), timeout);
   if (rref_->isOwner()) return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), limit));
 
-  return waitForReply(node(), rref_->owner(), [&](Messenger::ReplyHandler done) {
+  return waitForReply(node(), rref_->owner(), [&](Messenger::ReplyHandler&& done) {
     node_->rrefs().fetch(std::static_pointer_cast<UserRRef>(rref_), fetch_kind_, limit, std::move(done));
   });
 }

@@ -46,14 +46,14 @@ void CallServer::runOrAnswer(const Responder& responder, const Serve& serve) con
 }
 
 void CallServer::decode(ServerCall& call) {
-  call.request = Request{
+  call.request.emplace(Request{
       .from = call.from,
       .message = environment_.decode(std::move(call.frame), call.from.id).take(),
       .incarnation = call.link ? call.link->incarnation() : environment_.incarnation,
       .link = call.link ? call.link->id() : 0,
       .is_from_member = call.is_from_member,
       .audit = call.audit,
-      .rref_quota_token = std::move(call.rref_quota_token)};
+      .rref_quota_token = std::move(call.rref_quota_token)});
   if (call.is_from_member || !isForMembers(call.request->message)) return;
   throw Error(
       ErrorCode::kNotAllowed,
@@ -63,7 +63,7 @@ void CallServer::decode(ServerCall& call) {
       environment_.self.name);
 }
 
-void CallServer::serve(const ServerCallPtr& call, Frame frame) {
+void CallServer::serve(const ServerCallPtr& call, Frame&& frame) {
   const Responder responder(call);
   const auto it = handlers_.find(call->kind);
   if (it == handlers_.end()) {
@@ -80,9 +80,9 @@ void CallServer::serve(const ServerCallPtr& call, Frame frame) {
     decode(*call);
     if (handler.where == Where::kLoop) {
       const auto record = recordOf(*call);
-      auto request = *std::exchange(call->request, std::nullopt);
-      if (observer_) observer_->onServe(request, responder);
-      handler.serve(std::move(request), responder);
+      if (observer_) observer_->onServe(*call->request, responder);
+      handler.serve(*std::move(call->request), responder);
+      call->request.reset();
       return unanswered_.add(record, responder);
     }
     if (handler.loop_first) {
@@ -129,19 +129,19 @@ void CallServer::run(const Handler& handler, const ServerCallPtr& call) {
   runOrAnswer(responder, [&] {
     if (!call->request) decode(*call);
     const auto record = recordOf(*call);
-    auto request = *std::exchange(call->request, std::nullopt);
-    const auto id = request.id();
+    const auto id = call->request->id();
     if (environment_.cancelled.isCancelled(id)) {
-      environment_.not_served(request.message);
+      environment_.not_served(call->request->message);
       return responder.fail(
           Error(ErrorCode::kCancelled, "the call was cancelled before it began", environment_.self.name));
     }
     const CallScope scope(
-        {.deadline = deadlineOf(request.message, call->arrived), .node = environment_.node, .id = id});
+        {.deadline = deadlineOf(call->request->message, call->arrived), .node = environment_.node, .id = id});
     {
       const ServedScope served(record);
-      handle(handler, std::move(request), responder);
+      handle(handler, *std::move(call->request), responder);
     }
+    call->request.reset();
     unanswered_.add(record, responder);
   });
 }

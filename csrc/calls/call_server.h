@@ -36,7 +36,7 @@ class CallServer {
     CancelledCalls& cancelled;
     KeyedCalls& keyed;
     std::function<bool(const Message&)> is_group_function;  ///< Agent::isGroupFunction()
-    std::function<Result<Message>(Frame, WorkerId from)> decode;
+    std::function<Result<Message>(Frame&&, WorkerId from)> decode;
     std::function<Error()> closing;  ///< the answer to requests for which the pool has no thread any more
     /// Called with requests that are not served. Resources in them may have to be released.
     std::function<void(const Message&)> not_served;
@@ -50,7 +50,7 @@ class CallServer {
   void observe(CallObserver& observer) { observer_ = &observer; }
 
   /// Serves the request in the frame. Called on the loop, or on the thread that has made a request to its own worker.
-  void serve(const ServerCallPtr& call, Frame frame);
+  void serve(const ServerCallPtr& call, Frame&& frame);
   /// The requests that no thread serves any more and that are not answered yet.
   std::vector<ServedCall> unanswered() const { return unanswered_.all(); }
 

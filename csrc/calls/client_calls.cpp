@@ -63,7 +63,7 @@ Error ClientCalls::closing() const {
 
 // --- One request ---
 
-void ClientCalls::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void ClientCalls::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   if (message.repetition) return requestRepeatedly(to, std::move(message), timeout, std::move(handler));
   const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
   timeout = limitTimeout(message, timeout);
@@ -72,7 +72,7 @@ void ClientCalls::request(WorkerId to, Message message, Duration timeout, ReplyH
 }
 
 void ClientCalls::start(
-    WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt,
+    WorkerId to, const Message& message, Duration timeout, ReplyHandler&& handler, Attempt* attempt,
     const ReplyObserver::Note& note) {
   const auto id = message.call;
   ClientCall call{.to = to, .timeout = timeout, .since = timer_.now(), .kind = message.kind, .bytes = message.bytes()};
@@ -171,7 +171,7 @@ void ClientCalls::failUnsent(CallId id, const Error& reason) {
 
 // --- The end of a request ---
 
-void ClientCalls::finish(const ClientCall& call, Result<Message> result) {
+void ClientCalls::finish(const ClientCall& call, Result<Message>&& result) {
   if (reports_ends_.load(std::memory_order_relaxed)) environment_.on_ended(call);
   if (call.note.number != 0) observer_->onReply(call.note, result);
   call.handler(std::move(result));
@@ -194,14 +194,14 @@ void ClientCalls::settle(const ClientCall& call, Result<Message>&& result) {
   finish(call, std::move(result));
 }
 
-void ClientCalls::complete(CallId id, Result<Message> result) {
+void ClientCalls::complete(CallId id, Result<Message>&& result) {
   if (const auto call = calls_.take(id)) return settle(*call, std::move(result));
   onLateReply(result);
 }
 
 // Call ids are consecutive numbers, so any member can guess them: a reply counts only if it comes from the worker to
 // which the call was sent. Resources in foreign replies are not released, because they belong to their sender.
-void ClientCalls::onReply(const Link& link, CallId id, Result<Message> result) {
+void ClientCalls::onReply(const Link& link, CallId id, Result<Message>&& result) {
   bool is_foreign = false;
   if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
     return settle(*call, std::move(result));
@@ -283,7 +283,7 @@ void ClientCalls::notifyCallee(const ClientCall& call, CancelKind kind) {
 
 // --- Calls that may be repeated ---
 
-Messenger::ReplyHandler ClientCalls::observed(WorkerId to, const Message& message, ReplyHandler handler) {
+Messenger::ReplyHandler ClientCalls::observed(WorkerId to, const Message& message, ReplyHandler&& handler) {
   const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
   if (note.number == 0) return handler;
   return [this, note, handler = std::move(handler)](Result<Message> result) {
@@ -292,7 +292,7 @@ Messenger::ReplyHandler ClientCalls::observed(WorkerId to, const Message& messag
   };
 }
 
-void ClientCalls::requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void ClientCalls::requestRepeatedly(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   const auto repetition = std::exchange(message.repetition, nullptr);
   const auto refuse = [&](const std::string& text) {
     handler(Error(ErrorCode::kInvalidArgument, text, worker(to).name));
@@ -346,7 +346,7 @@ constexpr int kMaxLostAttempts = 8;
 constexpr Duration kLongestPause = std::chrono::seconds(2);
 }  // namespace
 
-void ClientCalls::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
+void ClientCalls::requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) {
   TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
   auto observed_handler = observed(to, message, std::move(handler));
   message.call = calls_.nextId();

@@ -50,7 +50,7 @@ class ClientCalls {
     Liveness& liveness;
     Activity& activity;
     /// Serves a request of this worker to itself. Its answer is passed to complete().
-    std::function<void(const FrameInfo&, Frame)> serve_own;
+    std::function<void(const FrameInfo&, Frame&&)> serve_own;
     /// A call of this worker to itself is cancelled or abandoned.
     std::function<void(CallId, CancelKind)> cancel_own;
     /// Called with a reply that completes no request, because it is late. Resources in it may have to be released.
@@ -70,15 +70,15 @@ class ClientCalls {
   void observe(CallObserver& observer) { observer_ = &observer; }
 
   /// Send a request once, or until it is answered. Messenger's functions of these names specify both.
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler);
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler);
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler);
   /// Completes a request with kCancelled, and notifies the callee. Returns false if the request has ended already.
   bool cancel(CallId id);
 
   /// Takes the call of a peer's reply out of the table and completes it. Counts late, repeated and foreign replies.
-  void onReply(const Link& link, CallId id, Result<Message> result);
+  void onReply(const Link& link, CallId id, Result<Message>&& result);
   /// Completes a request with the answer of this worker to itself, or with the error for which it could not be sent.
-  void complete(CallId id, Result<Message> result);
+  void complete(CallId id, Result<Message>&& result);
   /// Whether a reply of the worker at the other end of the link would complete that call.
   bool awaits(CallId id, const Link& link) const { return calls_.awaits(id, link.peer().id, link.incarnation()); }
   /// Fails the requests that were sent over the link, which has ended.
@@ -109,7 +109,7 @@ class ClientCalls {
   /// Enters the request, whose message has its call id, in the call table and sends it. Completes it at once with an
   /// error if it cannot be encoded, or if there is no such worker.
   void start(
-      WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt = nullptr,
+      WorkerId to, const Message& message, Duration timeout, ReplyHandler&& handler, Attempt* attempt = nullptr,
       const ReplyObserver::Note& note = {});
   /// Returns the timeout of a request, limited to the time that is left of the request that this thread serves. Writes
   /// it into the message if the callee has to know it.
@@ -136,7 +136,7 @@ class ClientCalls {
   void failUnsent(CallId id, const Error& reason);
   /// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
   void settle(const ClientCall& call, Result<Message>&& result);
-  void finish(const ClientCall& call, Result<Message> result);
+  void finish(const ClientCall& call, Result<Message>&& result);
   void onLateReply(const Result<Message>& result);
   void expire();
   void armTimer(TimePoint deadline);
@@ -144,9 +144,9 @@ class ClientCalls {
   void notifyCallee(const ClientCall& call, CancelKind kind);
 
   /// Returns a handler that also reports the reply to observer_, for a request that may be sent more than once.
-  ReplyHandler observed(WorkerId to, const Message& message, ReplyHandler handler);
+  ReplyHandler observed(WorkerId to, const Message& message, ReplyHandler&& handler);
   /// Sends a call that may be repeated, and sends it again after a loss.
-  void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
+  void requestRepeatedly(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler);
   void attemptCall(const RepeatedCalls::CallPtr& call);
   void attempt(const ReliableRequests::RequestPtr& request);
 

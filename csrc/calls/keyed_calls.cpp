@@ -254,7 +254,7 @@ std::optional<Responder> KeyedCalls::begin(
   if (failure) {
     responder.fail(*std::move(failure));
   } else if (reply) {
-    responder.complete(*reply);
+    responder.complete(Result<Message>(*reply));
   }
   return std::nullopt;
 } catch (const Error& error) {
@@ -355,7 +355,7 @@ void KeyedCalls::finish(const EntryPtr& entry, const Responder& responder, Resul
     dropped.swap(dropped_);
   }
   responder.complete(std::move(result));
-  for (const auto& each : waiting) each.complete(kept ? *kept : Result<Message>(*failure));
+  for (const auto& each : waiting) each.complete(Result<Message>(kept ? *kept : Result<Message>(*failure)));
 }
 
 KeyedCalls::Counts KeyedCalls::counts() const {

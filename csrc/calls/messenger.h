@@ -54,7 +54,7 @@ class Responder {
 
    protected:
     /// Passes the answer on. Called once.
-    virtual void onAnswer(Result<Message> result) = 0;
+    virtual void onAnswer(Result<Message>&& result) = 0;
     /// Answers with an error if nobody has answered. To be called in the destructor of each class that has onAnswer().
     void failUnanswered() {
       if (!isAnswered()) answer(dropped());
@@ -63,7 +63,7 @@ class Responder {
    private:
     friend class Responder;
 
-    void answer(Result<Message> result) {
+    void answer(Result<Message>&& result) {
       if (isAnswered()) return;
       is_answered_.store(true, std::memory_order_relaxed);
       if (observer_) observer_->onReply(note_, result);
@@ -81,9 +81,9 @@ class Responder {
   template <std::invocable<Result<Message>> Sink>
   explicit Responder(Sink sink) : target_(std::make_shared<SinkTarget<Sink>>(std::move(sink))) {}
 
-  void reply(Message message) const { complete(std::move(message)); }
+  void reply(Message&& message) const { complete(std::move(message)); }
   void fail(Error error) const { complete(std::move(error)); }
-  void complete(Result<Message> result) const {
+  void complete(Result<Message>&& result) const {
     if (target_) target_->answer(std::move(result));
   }
 
@@ -121,7 +121,7 @@ class Responder {
     ~SinkTarget() override { this->failUnanswered(); }
 
    private:
-    void onAnswer(Result<Message> result) override {
+    void onAnswer(Result<Message>&& result) override {
       auto sink = std::exchange(sink_, std::nullopt);  // what it holds goes with the answer
       (*sink)(std::move(result));
     }
@@ -162,7 +162,7 @@ class CallObserver : public ReplyObserver {
 
 class Messenger {
  public:
-  using ReplyHandler = UniqueFunction<void(Result<Message>)>;
+  using ReplyHandler = UniqueFunction<void(Result<Message>&&)>;
   /// May move from the request.
   using RequestHandler = std::function<void(Request&& request, const Responder& responder)>;
   /// Returns whether the handler has answered the request.
@@ -186,11 +186,11 @@ class Messenger {
   /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
   /// (kNoLimit: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
   /// and must not block. A request to this worker itself is served like any other.
-  virtual void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) = 0;
+  virtual void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) = 0;
 
   /// The same for a message that may arrive more than once: it is sent again, with growing pauses, until it is
   /// answered, or `to` is lost (kWorkerLost), or this node shuts down (kShutdown).
-  virtual void requestReliably(WorkerId to, Message message, ReplyHandler handler) = 0;
+  virtual void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) = 0;
 
   /// Registers the handler of a kind; once for each kind, before the node starts.
   virtual void on(Kind kind, Where where, RequestHandler handler) = 0;
@@ -222,10 +222,10 @@ class ForwardingMessenger : public Messenger {
   const WorkerInfo& self() const override { return next_.self(); }
   WorkerInfo worker(WorkerId id) const override { return next_.worker(id); }
   uint64_t incarnation(WorkerId id) const override { return next_.incarnation(id); }
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override {
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override {
     next_.request(to, std::move(message), timeout, std::move(handler));
   }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override {
     next_.requestReliably(to, std::move(message), std::move(handler));
   }
   void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }

@@ -100,7 +100,7 @@ std::string RepeatedCalls::whyNotAgain(const Call& call, Duration& pause) const 
   return deadlineAfter(pause, timer_.now()) >= call.deadline ? noTimeLeft(call) : "";
 }
 
-void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message> result) {
+void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message>&& result) {
   const auto& attempt = call->attempt;
   const auto code = result ? ErrorCode::kUnknown : result.error().code();
   const bool is_lost = !attempt.is_answered &&
@@ -163,7 +163,7 @@ void RepeatedCalls::fail(const CallPtr& call, const Error& loss, const std::stri
   finish(call, Error(code, loss.text() + ". " + why + ". " + worker.name + ran, worker.name, loss.detail()));
 }
 
-void RepeatedCalls::finish(const CallPtr& call, Result<Message> result) {
+void RepeatedCalls::finish(const CallPtr& call, Result<Message>&& result) {
   {
     MutexLock lock(mutex_);
     if (call->number != 0) peers_[call->to].open.erase(call->number);

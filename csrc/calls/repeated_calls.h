@@ -73,7 +73,7 @@ class RepeatedCalls {
   /// The smallest number of a call to that worker that may still be sent.
   uint64_t oldestNumber(WorkerId to) const;
   /// Called when an attempt has ended, with its reply or its error.
-  void onAttempt(const CallPtr& call, Result<Message> result);
+  void onAttempt(const CallPtr& call, Result<Message>&& result);
   /// Fails all calls that wait between two attempts, and all that are added later.
   void close(const Error& reason);
 
@@ -99,7 +99,7 @@ class RepeatedCalls {
   std::string whyNotAgain(const Call& call, Duration& pause) const;
   Duration pauseAfter(const Call& call) const;
   void sendAgain(const CallPtr& call);
-  void finish(const CallPtr& call, Result<Message> result);
+  void finish(const CallPtr& call, Result<Message>&& result);
   void fail(const CallPtr& call, const Error& loss, const std::string& why);
 
   // Constant after construction:

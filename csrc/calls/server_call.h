@@ -20,7 +20,7 @@ class ServerCall final : public Responder::Target {
   /// Sends the answers.
   class Answerer {
    public:
-    virtual void answer(ServerCall& call, Result<Message> result) = 0;
+    virtual void answer(ServerCall& call, Result<Message>&& result) = 0;
 
    protected:
     ~Answerer() = default;
@@ -57,7 +57,7 @@ class ServerCall final : public Responder::Target {
   std::optional<Request> request;                ///< from then on, until a handler takes it
 
  private:
-  void onAnswer(Result<Message> result) override { answerer_.answer(*this, std::move(result)); }
+  void onAnswer(Result<Message>&& result) override { answerer_.answer(*this, std::move(result)); }
 
   Answerer& answerer_;
 };

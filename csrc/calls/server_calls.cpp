@@ -8,7 +8,7 @@
 namespace torchrpc {
 
 void ServerCalls::serve(
-    const std::shared_ptr<Link>& link, const FrameInfo& info, Frame frame, CallerUsage::Token bytes_token) {
+    const std::shared_ptr<Link>& link, const FrameInfo& info, Frame&& frame, CallerUsage::Token bytes_token) {
   const auto call = std::make_shared<ServerCall>(*this, link->peer(), info, environment_.timer.now(), link);
   call->is_counted = isCounted(info.kind);
   call->call_bytes = isCall(info.kind) ? bytesOf(frame) : 0;
@@ -68,13 +68,13 @@ Message ServerCalls::endingReply() const {
   return reply;
 }
 
-void ServerCalls::serveOwn(const FrameInfo& info, Frame frame) {
+void ServerCalls::serveOwn(const FrameInfo& info, Frame&& frame) {
   const auto call = std::make_shared<ServerCall>(*this, environment_.self, info, environment_.timer.now(), nullptr);
   call->activity = ActivityToken(environment_.activity);  // the call that is made may end before the function does
   server_.serve(call, std::move(frame));
 }
 
-void ServerCalls::inspect(const std::shared_ptr<Link>& link, Frame frame) {
+void ServerCalls::inspect(const std::shared_ptr<Link>& link, Frame&& frame) {
   const auto name = link->provedName();
   if (link->replyQueue().shouldDefer() || link->replyQueue().isOverrun()) {
     return link->cutOff({ErrorCode::kProtocol, "an observer does not read the reports for which it asks", name});
@@ -89,7 +89,7 @@ void ServerCalls::inspect(const std::shared_ptr<Link>& link, Frame frame) {
       environment_.self.name));
 }
 
-void ServerCalls::answer(ServerCall& call, Result<Message> result) {
+void ServerCalls::answer(ServerCall& call, Result<Message>&& result) {
   const auto activity = std::move(call.activity);
   call.quota_token.reset();  // before the caller can have the answer and make another call
   if (!call.link) {
@@ -123,7 +123,7 @@ void ServerCalls::record(AuditedCall& call, const Result<Message>& result) {
       result ? call.finish(nullptr, result.value().bytes()) : call.finish(&result.error(), 0));
 }
 
-void ServerCalls::reply(const ServerCall& call, Result<Message> result, const ActivityToken& activity) {
+void ServerCalls::reply(const ServerCall& call, Result<Message>&& result, const ActivityToken& activity) {
   if (!environment_.maker.isThisOne()) return;  // the function has forked, and this is the child
   const auto& link = call.link;
   auto message = result ? std::move(result).value() : encodeError(namedError(result.error(), environment_.self.name));

@@ -40,7 +40,7 @@ class ServerCalls final : public ServerCall::Answerer {
     ProgramThreads& program_threads;
     CancelledCalls& cancelled;
     /// Completes a request of this worker to itself.
-    std::function<void(CallId, Result<Message>)> complete_own;
+    std::function<void(CallId, Result<Message>&&)> complete_own;
   };
 
   ServerCalls(Environment environment, CallServer::Environment handlers)
@@ -52,11 +52,11 @@ class ServerCalls final : public ServerCall::Answerer {
   void onUnsentReply(UnsentReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
 
   /// Serves the request of a peer. On the loop. `bytes_token`: of Link::takeAnnouncedToken().
-  void serve(const std::shared_ptr<Link>& link, const FrameInfo& info, Frame frame, CallerUsage::Token bytes_token);
+  void serve(const std::shared_ptr<Link>& link, const FrameInfo& info, Frame&& frame, CallerUsage::Token bytes_token);
   /// Serves a request of this worker to itself.
-  void serveOwn(const FrameInfo& info, Frame frame);
+  void serveOwn(const FrameInfo& info, Frame&& frame);
   /// Answers the INSPECT of an observer: a peer that may read reports and is not a worker. Called on the loop.
-  void inspect(const std::shared_ptr<Link>& link, Frame frame);
+  void inspect(const std::shared_ptr<Link>& link, Frame&& frame);
 
   /// Records in program_threads when each request arrives and is answered, from now on.
   void timeForProgram() { is_program_timed_ = true; }
@@ -69,10 +69,10 @@ class ServerCalls final : public ServerCall::Answerer {
   void takeQuota(ServerCall& call, size_t bytes, CallerUsage::Token bytes_token);
   /// The answer to requests that arrive while this node ends.
   Message endingReply() const;
-  void answer(ServerCall& call, Result<Message> result) override;
+  void answer(ServerCall& call, Result<Message>&& result) override;
   void record(AuditedCall& call, const Result<Message>& result);
   /// Sends the answer over the link of the request. `activity` lasts until it has been sent.
-  void reply(const ServerCall& call, Result<Message> result, const ActivityToken& activity);
+  void reply(const ServerCall& call, Result<Message>&& result, const ActivityToken& activity);
 
   const Environment environment_;
   CallServer server_;

@@ -468,7 +468,7 @@ void DeviceMessenger::whenStaged(
   });
 }
 
-void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void DeviceMessenger::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   auto maps = this->maps();
   if (!maps && !hasAcceleratorTensors(message))
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));

@@ -88,7 +88,7 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// Metrics by name, for example "device.path.worker1 cuda:0".
   std::map<std::string, std::string> metrics() const;
 
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
   void on(Kind kind, Where where, RequestHandler handler) override;
   void onLoopFirst(Kind kind, LoopHandler handler) override;
   /// The task runs with the streams of the calling thread's StreamScope as current streams.

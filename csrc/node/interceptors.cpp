@@ -98,7 +98,7 @@ void Interceptors::end(const End& end, const Error* error) {
   }
 }
 
-void Interceptors::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void Interceptors::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   if (isEmpty() || !isCall(message.kind)) {
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   }

@@ -27,7 +27,7 @@ class Interceptors final : public ForwardingMessenger {
   /// `next` must outlive it. Throws Error(kInvalidArgument) for a null interceptor.
   Interceptors(Messenger& next, List interceptors);
 
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
 
   bool isEmpty() const { return is_empty_.load(std::memory_order_relaxed); }
   /// Adds an interceptor after the existing ones, for calls from now on.

@@ -413,7 +413,7 @@ void NamedObjects::holdOnOwner(
 void NamedObjects::awaitCreation(UserRRef& rref, Duration timeout) {
   const auto deadline = deadlineAfter(timeout);
   const auto settled = std::make_shared<Waiter<Status>>();
-  rref.whenConfirmed([settled](const Status& failure) { settled->set(failure); });
+  rref.whenConfirmed([settled](const Status& failure) { settled->set(Status(failure)); });
   const ThreadPool::BlockingScope blocking;
   while (!settled->waitFor(std::min<Duration>(kSignalCheckInterval, timeUntil(deadline)))) {
     checkInterrupt();

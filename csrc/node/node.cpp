@@ -297,7 +297,7 @@ void Node::releaseFirstCalls() {
   if (first_calls_) agent_.releaseAfter(kSetUpTime, first_calls_);
 }
 
-void Node::call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done) {
+void Node::call(WorkerId to, Outgoing&& call, Duration timeout, Messenger::ReplyHandler&& done) {
   if (first_calls_ && !first_calls_->isReleased() && !agent_.isGroupFunction(call.message)) first_calls_->release();
   if (!call.forks.empty()) {
     done = [rrefs = rrefs_, forks = std::move(call.forks), done = std::move(done)](Result<Message> result) {

@@ -172,7 +172,7 @@ class Node : public std::enable_shared_from_this<Node> {
   };
   /// Sends a call, recorded in the thread's autograd context. If the call certainly never arrives, its forks are
   /// abandoned.
-  void call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done);
+  void call(WorkerId to, Outgoing&& call, Duration timeout, Messenger::ReplyHandler&& done);
   /// Makes a reply to `to` that holds a value in plain form. Throws Error(kSerialization).
   Message replyWith(const c10::IValue& value, WorkerId to);
   /// Adopts the RRefs that arrived with a reply, without waiting for their owners. Throws Error.

@@ -17,7 +17,7 @@ class AnswerHandler final : public ConnectionHandler {
 
   explicit AnswerHandler(std::shared_ptr<Answer> answer) : answer_(std::move(answer)) {}
 
-  void onFrame(Frame frame) override { settle(std::move(frame)); }
+  void onFrame(Frame&& frame) override { settle(std::move(frame)); }
   void onClosed(const Error& reason) override { settle(reason); }
 
  private:

@@ -77,7 +77,7 @@ void SlowCalls::end(uint64_t id, const Result<Message>& reply) {
   part.ended.push_back(std::move(call));
 }
 
-void SlowCalls::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void SlowCalls::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   // Requests of requestReliably() are not watched: these control messages are sent until they are answered, may wait
   // for a lost worker, and are not calls.
   Watched call{.call = {.side = CallCounts::Side::kOut, .peer = worker(to).name}};

@@ -46,7 +46,7 @@ class SlowCalls final : public ForwardingMessenger {
   /// `messenger` must outlive this object. `timer` must be closed before this object is destroyed.
   SlowCalls(Messenger& messenger, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter);
 
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
   void on(Kind kind, Where where, RequestHandler handler) override;
 
  private:

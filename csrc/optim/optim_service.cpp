@@ -109,7 +109,8 @@ void OptimService::create(
       });
 }
 
-void OptimService::request(const RRefPtr& optimizer, Message message, Duration timeout, Messenger::ReplyHandler done) {
+void OptimService::request(
+    const RRefPtr& optimizer, Message&& message, Duration timeout, Messenger::ReplyHandler&& done) {
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(optimizer)) {
     // This node owns the optimizer, so no message is sent. The responder passes exceptions to `done` as well.
     messenger_.post([this, owner, message = std::move(message), responder = Responder(std::move(done))] {

@@ -43,7 +43,7 @@ class OptimService {
 
   /// Sends a request about an optimizer to its owner and keeps the RRef alive until the reply. `done` is called once,
   /// on any thread.
-  void request(const RRefPtr& optimizer, Message message, Duration timeout, Messenger::ReplyHandler done);
+  void request(const RRefPtr& optimizer, Message&& message, Duration timeout, Messenger::ReplyHandler&& done);
 
  private:
   void serveCreate(const Request& request, const Responder& responder);

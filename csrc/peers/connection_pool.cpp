@@ -42,7 +42,7 @@ std::string ConnectionPool::hello() const {
 // the id and the incarnation in the record. All other links with that id are closed then. So a peer that claims the id
 // of a worker that will join later, or any incarnation, neither gets the calls for that worker nor keeps it out.
 // In a group that grows, the same holds for a worker of another name that claims the id of a lost worker.
-void ConnectionPool::acceptHello(Link& link, Frame frame) {
+void ConnectionPool::acceptHello(Link& link, Frame&& frame) {
   const auto message = decodeFrame(std::move(frame));
   if (message.kind != Kind::kHello) throw Error(ErrorCode::kProtocol, "it did not begin with HELLO");
   Reader reader(message.payload);
@@ -189,7 +189,7 @@ struct PingProbe : ConnectionHandler {
   bool is_done = false;  // on the loop
 
   explicit PingProbe(std::shared_ptr<PingOutcome> outcome) : outcome(std::move(outcome)) {}
-  void onFrame(Frame) override {
+  void onFrame(Frame&&) override {
     if (!std::exchange(is_done, true)) outcome->onAnswer();
   }
   void onClosed(const Error&) override {

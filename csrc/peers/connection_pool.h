@@ -33,13 +33,13 @@ class ConnectionPool {
     /// Called when a later incarnation than the directory knows has connected. Only HELLO has been read from it.
     std::function<void(const Peer&)> on_new_incarnation;
     /// Called with each frame of a worker other than HELLO.
-    std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
+    std::function<void(const std::shared_ptr<Link>&, Frame&&)> on_frame;
     /// Whether that worker of the directory has been lost or has left.
     std::function<bool(const WorkerInfo&)> is_lost;
     /// Whether this is the reply of that worker for which a call of this one waits.
     std::function<bool(CallId, const Link&)> is_awaited;
     /// Called with an INSPECT of a peer that has not said, by HELLO, which worker it is.
-    std::function<void(const std::shared_ptr<Link>&, Frame)> on_inspect;
+    std::function<void(const std::shared_ptr<Link>&, Frame&&)> on_inspect;
     /// Called when a link has ended: requests that were sent over it will not be answered.
     std::function<void(const Link&, const Error& reason)> on_lost;
     /// Called for the first frame that arrives over a link since consumeActivity().
@@ -97,7 +97,7 @@ class ConnectionPool {
   friend class Link;
   std::string hello() const;
   /// Reads the HELLO of an inbound link: see Note [Workers that are not known yet]. Throws Error(kProtocol).
-  void acceptHello(Link& link, Frame frame);
+  void acceptHello(Link& link, Frame&& frame);
   /// Lets this node send over the link, unless it sends over another one of the same incarnation.
   void use(const std::shared_ptr<Link>& link);
   /// Counts an inbound link against the quota of the peer of that name. Throws Error(kQuotaExceeded).

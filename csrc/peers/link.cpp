@@ -32,7 +32,7 @@ Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnat
   if (pool_.options_.quotas && peer_.id != kNoWorker) usage_ = pool_.options_.quotas->usageOf(peer_.name);
 }
 
-void Link::send(Frame frame, SentHandler done) {
+void Link::send(Frame&& frame, SentHandler&& done) {
   auto* connection = open_.load(std::memory_order_acquire);
   if (!connection) {
     MutexLock lock(mutex_);
@@ -45,7 +45,7 @@ void Link::send(Frame frame, SentHandler done) {
   connection->send(std::move(frame), std::move(done));
 }
 
-void Link::sendCall(CallId call, Frame frame, SentHandler done) {
+void Link::sendCall(CallId call, Frame&& frame, SentHandler&& done) {
   const auto bytes = bytesOf(frame);
   if (!request_window_.concerns(bytes)) return send(std::move(frame), std::move(done));
   if (auto admitted = request_window_.admit({call, bytes, std::move(frame), std::move(done)})) {
@@ -149,7 +149,7 @@ bool Link::consumeActivity() {
   return frame_arrived_.exchange(false, std::memory_order_relaxed) || moved;
 }
 
-void Link::onFrame(Frame frame) {
+void Link::onFrame(Frame&& frame) {
   if (is_refused_) return;
   if (peer_.id != kNoWorker) {
     if (!frame_arrived_.load(std::memory_order_relaxed)) {
@@ -254,7 +254,7 @@ void Link::cutOff(const Error& reason) {
   close(reason);
 }
 
-void Link::onFirstFrame(Frame frame) {
+void Link::onFirstFrame(Frame&& frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) {
     sendPong();

@@ -57,9 +57,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Answers a PING. One PONG answers all PINGs that arrive before it has been written.
   void sendPong();
   /// As Connection::send. Thread-safe.
-  void send(Frame frame, SentHandler done);
+  void send(Frame&& frame, SentHandler&& done);
   /// The same for a call, which may be held back: see Note [Flow control].
-  void sendCall(CallId call, Frame frame, SentHandler done);
+  void sendCall(CallId call, Frame&& frame, SentHandler&& done);
   /// Called when the reply to a call of this worker has arrived, or the call could not be sent. Thread-safe.
   void onAnswered(CallId call);
   /// Called when the peer has sent a STARTED message.
@@ -119,7 +119,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   CallerUsage::Token takeAnnouncedToken() { return std::exchange(announced_token_, nullptr); }
   /// Closes the connection because of what the peer does, with a line in the log and in the audit log. Thread-safe.
   void cutOff(const Error& reason);
-  void onFrame(Frame frame) override;
+  void onFrame(Frame&& frame) override;
   void onClosed(const Error& reason) override;
 
  private:
@@ -140,7 +140,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   void checkIdentity(const WorkerInfo& peer) const;
   /// Handles a frame that arrives before the peer is known: HELLO, the PING of anyAnswersPing(), or the INSPECT of an
   /// observer, which is no worker.
-  void onFirstFrame(Frame frame);
+  void onFirstFrame(Frame&& frame);
 
   ConnectionPool& pool_;
   const uint64_t id_;

@@ -53,7 +53,7 @@ std::shared_ptr<Range> Profiler::rangeOf(Kind kind, WorkerId to) {
   return Range::begin(rangeName(kind, self(), worker(to)), newId(), Range::Side::kCaller);
 }
 
-void Profiler::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+void Profiler::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
   auto range = rangeOf(message.kind, to);
   if (!range) return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   ProfilingHeader header{range->name(), range->id(), {}};

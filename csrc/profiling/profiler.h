@@ -23,7 +23,7 @@ class Profiler final : public ForwardingMessenger {
 
   /// Gives the request the range that the calling thread has set for its next call or, in a trace, a range named after
   /// the kind.
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
   /// Profiles handlers that run on the pool or the strand. Handlers on the loop run no user code and are not profiled.
   void on(Kind kind, Where where, RequestHandler handler) override;
   /// A request that is profiled is not offered to `handler`.

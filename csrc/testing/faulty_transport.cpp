@@ -109,7 +109,7 @@ class FaultyConnection : public Connection {
   FaultyConnection(std::shared_ptr<Faults> faults, std::shared_ptr<Connection> inner, std::string peer_name)
       : faults_(std::move(faults)), inner_(std::move(inner)), peer_name_(std::move(peer_name)) {}
 
-  void send(Frame frame, SentHandler done) override {
+  void send(Frame&& frame, SentHandler&& done) override {
     faults_->send({inner_, std::move(frame), std::move(done), {}}, peer_name_);
   }
   void close() override { inner_->close(); }

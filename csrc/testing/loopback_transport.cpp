@@ -72,7 +72,7 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
     return true;
   }
 
-  void send(Frame frame, SentHandler done) override { done(trySend(std::move(frame))); }
+  void send(Frame&& frame, SentHandler&& done) override { done(trySend(std::move(frame))); }
   void close() override { end({ErrorCode::kShutdown, "the connection to " + peer_ + " was closed from this side"}); }
   std::string describe() const override { return "loopback connection to " + peer_; }
 
@@ -95,7 +95,7 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
   }
 
  private:
-  Status trySend(Frame frame) {
+  Status trySend(Frame&& frame) {
     if (auto error = checkFrame(frame, endpoint_->limits)) return error;
     auto other = open_ ? other_.lock() : nullptr;
     if (other) {
@@ -108,7 +108,7 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
   }
 
   // On the loop.
-  void onFrame(Frame frame) {
+  void onFrame(Frame&& frame) {
     if (!handler_) return;
     if (auto error = checkFrame(frame, endpoint_->limits)) return finish(*error);
     handler_->onFrame(std::move(frame));

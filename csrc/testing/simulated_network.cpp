@@ -85,7 +85,7 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
     other->other_ = one;
   }
 
-  void send(Frame frame, SentHandler done) override {
+  void send(Frame&& frame, SentHandler&& done) override {
     if (auto error = checkSend(frame)) return done(std::move(error));
     const auto bytes = sizeOf(frame);
     ++network_->traffic.frames;
@@ -180,7 +180,7 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
     deliver(std::move(next.frame));
     next.done(std::nullopt);
   }
-  void deliver(Frame frame) {
+  void deliver(Frame&& frame) {
     const auto other = this->other();
     if (!other || is_cut_ || endpoint_->process->has_crashed) return;  // it is lost on its way
     if (network_->observer) network_->observer(*endpoint_->process, *other->endpoint_->process, frame);
@@ -197,7 +197,7 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
         [arrive = std::make_shared<decltype(arrive)>(std::move(arrive))] { (*arrive)(); });
   }
 
-  void onFrame(Frame frame) {
+  void onFrame(Frame&& frame) {
     if (network_->simulation.isTracing()) traceFrame(frame);
     if (handler_ && !is_deaf_) handler_->onFrame(std::move(frame));
   }

@@ -19,7 +19,7 @@ bool Disposal::isForeign(const Segment& segment) const {
   return !isFrameDeleter(deleter) && std::ranges::find(own_deleters_, deleter) == own_deleters_.end();
 }
 
-void Disposal::drop(Frame frame) {
+void Disposal::drop(Frame&& frame) {
   std::vector<Segment> foreign;
   for (auto& segment : frame.segments) {
     if (isForeign(segment)) foreign.push_back(std::move(segment));

@@ -27,7 +27,7 @@ class Disposal {
   Disposal& operator=(const Disposal&) = delete;
 
   /// Drops the frame's references to memory. Never waits. Before stop(), runs no foreign code on the calling thread.
-  void drop(Frame frame);
+  void drop(Frame&& frame);
   /// Frees all pending memory and ends the thread. A later drop() frees all memory at once. Not on the loop.
   /// Idempotent.
   void stop();

@@ -49,7 +49,7 @@ class Connection {
   /// the frame has not necessarily arrived. Memory whose deleter may run foreign code is freed off the loop, perhaps
   /// after `done` (see Disposal). With an error, the frame may not have arrived: kWorkerLost, kShutdown, or
   /// kFrameTooLarge, after which the connection remains usable. Thread-safe.
-  virtual void send(Frame frame, SentHandler done) = 0;
+  virtual void send(Frame&& frame, SentHandler&& done) = 0;
 
   /// Closes the connection; queued frames fail. The handler is notified once, on the loop. Thread-safe, idempotent.
   /// Destroying the last reference does not close a connection: it lives until either side closes it or its transport.
@@ -91,7 +91,7 @@ class ConnectionHandler {
     return std::nullopt;
   }
   /// A whole frame has arrived. Not called after onClosed.
-  virtual void onFrame(Frame frame) = 0;
+  virtual void onFrame(Frame&& frame) = 0;
   /// The connection is closed. Called exactly once, as the last callback, whichever side closed it. `reason` has the
   /// code kWorkerLost (peer or network), kShutdown (closed on this side), kProtocol or kFrameTooLarge.
   virtual void onClosed(const Error& reason) = 0;

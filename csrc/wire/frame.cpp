@@ -114,7 +114,7 @@ Frame encodeFrame(const Message& message, const Limits& limits) {
   return encodeParts(message, limits, 0);
 }
 
-Message decodeFrame(Frame frame, const Limits& limits) {
+Message decodeFrame(Frame&& frame, const Limits& limits) {
   Reader in(frame.head);
   const auto prefix = readPrefix(in.getBytes(sizeof(HeadPrefix)));
   if ((prefix.flags & ~kSharesStorages) != 0) malformedMessage("unknown flags");

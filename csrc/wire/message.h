@@ -101,7 +101,7 @@ Frame encodeFrame(const Message& message, const Limits& limits = {});
 /// checked (the indices of sparse tensors): they are copied first if the sender could change them after the check.
 /// Throws Error(kProtocol) for bytes that encodeFrame() could not have made. Never reads out of bounds. Allocates
 /// memory at most in proportion to the size of the frame.
-Message decodeFrame(Frame frame, const Limits& limits = {});
+Message decodeFrame(Frame&& frame, const Limits& limits = {});
 
 /// Copies the segments to which the sender can still write, so that the sender can no longer change the frame.
 void copySharedSegments(Frame& frame);

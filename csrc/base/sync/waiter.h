@@ -23,7 +23,7 @@ class Waiter {
  public:
   /// Sets the value and wakes the waiting thread, or returns the value if that thread has abandoned the wait. To be
   /// called once; takes the mutex only if the thread sleeps in waitFor().
-  std::optional<T> set(T value) {
+  std::optional<T> set(T&& value) {
     value_.emplace(std::move(value));
     auto expected = State::kEmpty;
     if (!state_.compare_exchange_strong(expected, State::kSet)) return std::exchange(value_, std::nullopt);

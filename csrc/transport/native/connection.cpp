@@ -55,7 +55,7 @@ struct StreamConnection::Batch {
   std::shared_ptr<ByteStream> stream;
 };
 
-void StreamConnection::send(Frame frame, SentHandler done) {
+void StreamConnection::send(Frame&& frame, SentHandler&& done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
   // The sending thread copies large data to shared memory, because the loop has to serve all other connections, too.

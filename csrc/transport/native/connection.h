@@ -23,7 +23,7 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   /// the connection ends it after onClosed.
   StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route, bool is_accepted);
 
-  void send(Frame frame, SentHandler done) override;
+  void send(Frame&& frame, SentHandler&& done) override;
   void close() override;
   uint64_t progress() const override;
   std::string whyNotOpen() const override;

@@ -153,7 +153,7 @@ void FrameReader::fill(size_t bytes) {
 }
 
 Status FrameReader::take(
-    size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame)>& deliver) {
+    size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame&&)>& deliver) {
   if (stage_ != Stage::kHeader) {
     size_t open = 0;
     for (size_t i = next_; i < targets_.size() && open < bytes; ++i) open += targets_[i].bytes;

@@ -86,7 +86,7 @@ class FrameReader {
   /// Consumes bytes that have been read to the parts that room() returned. Calls `deliver` for each complete frame,
   /// until it returns false. `stream` provides the segments that are in slabs. Returns an error if the peer violates
   /// the protocol or the limits, or if there is no memory for a head or a layout.
-  Status take(size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame)>& deliver);
+  Status take(size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame&&)>& deliver);
 
  private:
   enum class Stage { kHeader, kLayout, kBody };

@@ -90,7 +90,7 @@ tensorpipe::Message toMessage(Frame& frame, bool channels) {
 
 }  // namespace
 
-void TensorPipeConnection::send(Frame frame, SentHandler done) {
+void TensorPipeConnection::send(Frame&& frame, SentHandler&& done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
   auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(frame), std::move(done)});

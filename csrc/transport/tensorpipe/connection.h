@@ -43,7 +43,7 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
   /// onClosed.
   void start(std::shared_ptr<ConnectionHandler> handler);
 
-  void send(Frame frame, SentHandler done) override;
+  void send(Frame&& frame, SentHandler&& done) override;
   void close() override;
   std::string describe() const override;
 

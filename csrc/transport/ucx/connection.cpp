@@ -46,7 +46,7 @@ void UcxConnection::refuse() { reason_ = closedHere(); }
 
 // ---- sending ----
 
-void UcxConnection::send(Frame frame, SentHandler done) {
+void UcxConnection::send(Frame&& frame, SentHandler&& done) {
   if (auto error = checkFrame(frame, worker_->limits)) return done(std::move(error));
   if (!worker_->callbacks.begin()) return done(closedHere());
   auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(frame), std::move(done)});

@@ -28,7 +28,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
 
   UcxConnection(std::shared_ptr<UcxWorker> worker, Peer peer);
 
-  void send(Frame frame, SentHandler done) override;
+  void send(Frame&& frame, SentHandler&& done) override;
   void close() override;
   std::string describe() const override;
 

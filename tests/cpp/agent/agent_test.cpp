@@ -29,7 +29,7 @@ TEST_CASE("a request is answered by the handler of its kind") {
   Pending pending;
   auto request = message(kCall, "hello");
   request.tensors = {at::arange(6).reshape({2, 3})};
-  group[0].request(1, request, 10s, pending.handler());
+  group[0].request(1, Message(request), 10s, pending.handler());
   const auto reply = pending.get().take();
   CHECK(reply.payload == "hello");
   CHECK(reply.tensors.at(0).equal(request.tensors[0]));
@@ -84,7 +84,7 @@ TEST_CASE("a call to oneself is served with copies of its tensors") {
   auto request = message(kCall);
   request.tensors = {mine};
   Pending pending;
-  group[0].request(0, request, 10s, pending.handler());
+  group[0].request(0, Message(request), 10s, pending.handler());
   const auto reply = pending.get().take();
   CHECK(mine.equal(at::zeros({3})));
   CHECK(reply.tensors.at(0).equal(seen));
@@ -540,7 +540,7 @@ struct RawPeer : ConnectionHandler {
   std::promise<Error> closed;
   std::promise<void> answered;
   std::once_flag first;
-  void onFrame(Frame) override {
+  void onFrame(Frame&&) override {
     std::call_once(first, [this] { answered.set_value(); });
   }
   void onClosed(const Error& reason) override { closed.set_value(reason); }
@@ -562,7 +562,7 @@ TEST_CASE("a connection that does not begin with HELLO is refused") {
   auto transport = makeLoopbackTransport(group.network());
   auto peer = std::make_shared<RawPeer>();
   auto connection = transport->connect(group.address(1), "worker1", peer);
-  connection->send(frame, [](const Status&) {});
+  connection->send(Frame(frame), [](const Status&) {});
   CHECK(peer->closed.get_future().wait_for(20s) == std::future_status::ready);
   CHECK_FALSE(served);
   Pending pending;

@@ -153,7 +153,7 @@ TEST_CASE("a handshake that fails is recorded") {
 
 TEST_CASE("a connection that is refused is recorded with the name that its peer claims") {
   struct Ignoring final : ConnectionHandler {
-    void onFrame(Frame) override {}
+    void onFrame(Frame&&) override {}
     void onClosed(const Error&) override {}
   };
   const auto log = std::make_shared<RecordedEvents>();
@@ -175,7 +175,7 @@ TEST_CASE(
     "messages that mean nothing or cannot be read are recorded, and so is a connection that is closed for a large "
     "one") {
   struct Ignoring final : ConnectionHandler {
-    void onFrame(Frame) override {}
+    void onFrame(Frame&&) override {}
     void onClosed(const Error&) override {}
   };
   const auto log = std::make_shared<RecordedEvents>();

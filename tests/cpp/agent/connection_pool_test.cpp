@@ -19,7 +19,7 @@ struct RecordingConnection final : Connection {
   bool is_closed = false;
   std::shared_ptr<ConnectionHandler> handler;
 
-  void send(Frame, SentHandler done) override { done(std::nullopt); }
+  void send(Frame&&, SentHandler&& done) override { done(std::nullopt); }
   void close() override {
     is_closed = true;
     if (const auto last = std::exchange(handler, nullptr)) last->onClosed({ErrorCode::kShutdown, "closed here"});
@@ -78,7 +78,7 @@ struct DeafPeer final : Transport {
   struct End final : Connection {
     std::vector<SentHandler> unwritten;
     bool is_closed = false;
-    void send(Frame, SentHandler done) override { unwritten.push_back(std::move(done)); }
+    void send(Frame&&, SentHandler&& done) override { unwritten.push_back(std::move(done)); }
     void close() override { is_closed = true; }
     std::string describe() const override { return "deaf"; }
   };

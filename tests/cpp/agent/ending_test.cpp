@@ -75,7 +75,8 @@ TEST_CASE("a function that serves a call may make calls while its worker ends; o
   group[1].on(kCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
     arrived.count_down();
     go.wait();
-    group[1].request(2, message(kCall), 10s, [responder](Result<Message> reply) { responder.complete(reply); });
+    group[1].request(
+        2, message(kCall), 10s, [responder](Result<Message> reply) { responder.complete(std::move(reply)); });
   });
   group[2].on(kCall, Messenger::Where::kLoop, [](const Request&, const Responder& responder) {
     responder.reply(message(Kind::kReply, "nested"));
@@ -180,7 +181,7 @@ TEST_CASE("two workers that end at once do not wait for each other's calls") {
       arrived.count_down();
       go.wait();
       group[id].request(1 - id, message(Kind::kCppRemote), kNoLimit, [responder](Result<Message> reply) {
-        responder.complete(reply);
+        responder.complete(std::move(reply));
       });
     });
     group[id].on(Kind::kCppRemote, Messenger::Where::kLoop, [](const Request&, const Responder& responder) {

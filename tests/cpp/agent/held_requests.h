@@ -34,7 +34,7 @@ class HeldRequests {
     return std::exchange(held_, {});
   }
   void answerAll(const Message& reply = {.kind = Kind::kReply}) {
-    for (const auto& responder : takeAll()) responder.reply(reply);
+    for (const auto& responder : takeAll()) responder.reply(Message(reply));
   }
 
  private:

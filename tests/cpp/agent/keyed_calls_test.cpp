@@ -108,7 +108,7 @@ TEST_CASE("an answer with RRefs is not sent again") {
   auto waiting = callee.arrive(keyed("a"));
   Message reply{.kind = Kind::kReply};
   reply.headers.push_back({HeaderKind::kRRefForks, "fork"});
-  first.run->reply(reply);
+  first.run->reply(Message(reply));
   CHECK(first.answer->value().ok());
   CHECK(waiting.code() == ErrorCode::kInvalidArgument);
   CHECK_THAT(callee.arrive(keyed("a")).answer->value().error().text(), Catch::Contains("RRefs"));

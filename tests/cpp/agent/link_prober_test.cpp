@@ -44,7 +44,7 @@ struct HeldNetwork {
 class HeldConnection final : public Connection {
  public:
   HeldConnection(HeldNetwork& network, WorkerId peer) : network_(network), peer_(peer) {}
-  void send(Frame, SentHandler done) override { done(std::nullopt); }
+  void send(Frame&&, SentHandler&& done) override { done(std::nullopt); }
   void close() override {
     if (network_.unanswered.contains(peer_)) network_.refuse(peer_);
   }

@@ -147,7 +147,7 @@ class OpenedConnection final : public ConnectionHandler {
     opened->connection->send(encodeFrame(said), [](const Status&) {});
     return opened;
   }
-  void onFrame(Frame frame) override {
+  void onFrame(Frame&& frame) override {
     MutexLock lock(mutex_);
     answers_.push_back(decodeFrame(std::move(frame)));
   }

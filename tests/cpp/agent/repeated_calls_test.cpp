@@ -159,7 +159,7 @@ TEST_CASE("attempts and pauses end with the time-out of the call") {
   Pending pending;
   auto call = repeatable("x", 1000, {}, {.max_delay = 20ms, .breaker_losses = 0});
   const auto start = std::chrono::steady_clock::now();
-  group[0].request(1, call, 300ms, pending.handler());
+  group[0].request(1, Message(call), 300ms, pending.handler());
   CHECK_THAT(errorOf(pending).text(), Catch::Contains("leaves no time"));
   CHECK(std::chrono::steady_clock::now() - start < 10s);
 }
@@ -228,13 +228,13 @@ TEST_CASE("a key belongs to one call") {
   auto call = repeatable("x", 0, "a");
   call.tensors = {at::ones({4})};
   Pending first;
-  group[0].request(1, call, 20s, first.handler());
+  group[0].request(1, Message(call), 20s, first.handler());
   CHECK(first.get().ok());
   const auto refused = [&](const std::function<void(Message&)>& change) {
     auto other = call;
     change(other);
     Pending pending;
-    group[0].request(1, other, 20s, pending.handler());
+    group[0].request(1, Message(other), 20s, pending.handler());
     const auto error = errorOf(pending);
     CHECK(error.code() == ErrorCode::kInvalidArgument);
     CHECK_THAT(error.text(), Catch::Contains("\"a\"") && Catch::Contains("Use one key for one call"));
@@ -294,14 +294,14 @@ TEST_CASE("retries are refused for RRefs, and repetition for what is no call") {
   auto with_rref = repeatable("x", 1);
   with_rref.headers.push_back({HeaderKind::kRRefForks, ""});
   Pending first;
-  group[0].request(1, with_rref, 20s, first.handler());
+  group[0].request(1, Message(with_rref), 20s, first.handler());
   const auto error = errorOf(first);
   CHECK(error.code() == ErrorCode::kInvalidArgument);
   CHECK_THAT(error.text(), Catch::Contains("RRefs") && Catch::Contains("worker1"));
   auto fetch = repeatable("x", 1);
   fetch.kind = Kind::kRRefFetch;
   Pending second;
-  group[0].request(1, fetch, 20s, second.handler());
+  group[0].request(1, Message(fetch), 20s, second.handler());
   CHECK(errorOf(second).code() == ErrorCode::kInvalidArgument);
 }
 
@@ -318,7 +318,7 @@ TEST_CASE("after many losses calls with retries fail at once, until one finds th
   const RetryPolicy policy{.breaker_losses = 3, .breaker_cooldown = 50ms};
   const auto call = [&](const Message& message) {
     Pending pending;
-    group[0].request(1, message, 20s, pending.handler());
+    group[0].request(1, Message(message), 20s, pending.handler());
     return pending.get();
   };
   CHECK_FALSE(call(repeatable("x", 3, {}, policy)));
@@ -346,7 +346,7 @@ TEST_CASE("calls between two attempts fail when their worker ends") {
   auto call = message(kOnce, "x");
   call.repetition =
       std::make_shared<Repetition>(Repetition{.policy = {.retries = 5, .first_delay = 1h, .max_delay = 1h}, .key = {}});
-  group[0].request(1, call, kNoLimit, pending.handler());
+  group[0].request(1, Message(call), kNoLimit, pending.handler());
   CHECK_FALSE(pending.done());
   group[0].close();
   CHECK(errorOf(pending).code() == ErrorCode::kShutdown);
@@ -422,6 +422,6 @@ TEST_CASE("a header arrives as it was written, and one that no worker writes is 
   auto forged = message(kOnce, "x");
   forged.headers.push_back({HeaderKind::kRepeatable, "garbage"});
   Pending pending;
-  group[0].request(1, forged, 20s, pending.handler());
+  group[0].request(1, Message(forged), 20s, pending.handler());
   CHECK(errorOf(pending).code() == ErrorCode::kProtocol);
 }

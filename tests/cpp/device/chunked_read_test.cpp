@@ -36,7 +36,7 @@ class SlowLender final : public ForwardingMessenger {
  public:
   explicit SlowLender(RecordingMessenger& network) : ForwardingMessenger(network) {}
 
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override {
+  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override {
     REQUIRE(to == kPeer);
     REQUIRE(message.kind == Kind::kMemoryRead);
     Reader in(message.payload);

@@ -23,11 +23,11 @@ class RecordingMessenger final : public Messenger {
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
   uint64_t incarnation(WorkerId) const override { return kIncarnation; }
-  void request(WorkerId, Message message, Duration timeout, ReplyHandler handler) override {
+  void request(WorkerId, Message&& message, Duration timeout, ReplyHandler&& handler) override {
     last_timeout = timeout;
     requests.emplace_back(std::move(message), std::move(handler));
   }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override {
     request(to, std::move(message), kNoLimit, std::move(handler));
   }
   void on(Kind kind, Where, RequestHandler handler) override { handlers[kind] = std::move(handler); }

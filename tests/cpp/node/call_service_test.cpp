@@ -20,7 +20,7 @@ class AnsweringMessenger final : public Messenger {
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
   uint64_t incarnation(WorkerId /*id*/) const override { return 0; }
-  void request(WorkerId /*to*/, Message message, Duration /*timeout*/, ReplyHandler handler) override {
+  void request(WorkerId /*to*/, Message&& message, Duration /*timeout*/, ReplyHandler&& handler) override {
     sent.push_back(message.kind);
     waiting.push_back(std::move(handler));
     if (at_once) answer();
@@ -30,7 +30,7 @@ class AnsweringMessenger final : public Messenger {
     for (const auto& handler : std::exchange(waiting, {})) handler(Message{.kind = Kind::kReply});
     in_callback = false;
   }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override {
     request(to, std::move(message), kNoLimit, std::move(handler));
   }
   void on(Kind kind, Where /*where*/, RequestHandler handler) override { handlers[kind] = std::move(handler); }

@@ -245,7 +245,8 @@ TEST_CASE("malformed messages are refused, and change nothing") {
     message.kind = kind;
     message.payload = "short";
     std::optional<Result<Message>> answer;
-    group.network.node(0).request(1, message, kNoLimit, [&](Result<Message> reply) { answer = std::move(reply); });
+    group.network.node(0).request(
+        1, Message(message), kNoLimit, [&](Result<Message> reply) { answer = std::move(reply); });
     group.network.drain();
     REQUIRE(answer);
     CHECK(answer->error().code() == ErrorCode::kProtocol);

@@ -12,10 +12,10 @@ class SimNetwork::Node : public Messenger {
     const auto known = network_.incarnations.find(id);
     return known == network_.incarnations.end() ? 0 : known->second;
   }
-  void request(WorkerId to, Message message, Duration, ReplyHandler handler) override {
+  void request(WorkerId to, Message&& message, Duration, ReplyHandler&& handler) override {
     network_.send(self_.id, to, std::move(message), false, std::move(handler));
   }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override {
     network_.send(self_.id, to, std::move(message), true, std::move(handler));
   }
   void on(Kind kind, Where where, RequestHandler handler) override { handlers[kind] = {where, std::move(handler)}; }

@@ -99,10 +99,10 @@ class ThreadedNode : public Messenger {
   uint64_t incarnation(WorkerId /*id*/) const override { return 0; }
   void on(Kind kind, Where, RequestHandler handler) override { handlers_[kind] = std::move(handler); }
 
-  void request(WorkerId to, Message message, Duration, ReplyHandler handler) override {
+  void request(WorkerId to, Message&& message, Duration, ReplyHandler&& handler) override {
     send(to, message, std::make_shared<Once>(std::move(handler)));
   }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+  void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override {
     auto once = std::make_shared<Once>(std::move(handler));
     if (repeats_++ % 4 == 0) send(to, message, once);
     send(to, message, once);
@@ -131,7 +131,7 @@ class ThreadedNode : public Messenger {
       Responder responder([this, once = std::move(once)](Result<Message> reply) {
         loop_.post([once, reply = std::move(reply)] {
           auto handler = std::exchange(once->handler, nullptr);
-          if (handler) handler(reply);
+          if (handler) handler(Result<Message>(reply));
         });
       });
       peer.handlers_.at(message.kind)({self_, std::move(message)}, std::move(responder));

@@ -45,7 +45,7 @@ class Liar::Wire final : public ConnectionHandler {
     if (const auto connection = std::exchange(connection_, nullptr)) connection->close();
   }
 
-  void onFrame(Frame frame) override {
+  void onFrame(Frame&& frame) override {
     const auto info = peekFrame(frame.head);
     if (!liar_ || !info) return;
     const auto role = roleOf(info->kind);

@@ -40,7 +40,7 @@ std::string refusalOf(TransportOptions options) {
 }
 
 struct IgnoringHandler : ConnectionHandler {
-  void onFrame(Frame /*frame*/) override {}
+  void onFrame(Frame&& /*frame*/) override {}
   void onClosed(const Error& /*reason*/) override {}
 };
 

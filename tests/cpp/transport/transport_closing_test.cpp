@@ -107,7 +107,7 @@ CONTRACT("after close, connecting throws and sending fails at once") {
   CHECK(sent->done);
   CHECK(sent->error);
   struct Nobody : ConnectionHandler {
-    void onFrame(Frame) override {}
+    void onFrame(Frame&&) override {}
     void onClosed(const Error&) override {}
   };
   try {

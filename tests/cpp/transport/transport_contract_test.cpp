@@ -206,7 +206,7 @@ CONTRACT("an address of another transport is an invalid argument") {
         "tensorpipe:uv://nowhere.invalid:1#uv:*"}) {
     CAPTURE(address);
     struct Nobody : ConnectionHandler {
-      void onFrame(Frame) override {}
+      void onFrame(Frame&&) override {}
       void onClosed(const Error&) override {}
     };
     try {
@@ -259,7 +259,7 @@ CONTRACT("many nodes may send to each other at once") {
     nodes.push_back(kind.make({}));
     addresses.push_back(nodes[i]->listen([&, i](std::shared_ptr<Connection> connection) {
       auto witness = std::make_shared<Witness>(log, *nodes[i]);
-      witness->hook = [connection](Frame& frame) { connection->send(frame, [](const Status&) {}); };
+      witness->hook = [connection](Frame& frame) { connection->send(Frame(frame), [](const Status&) {}); };
       log.write([&] { accepted.push_back(witness); });
       return witness;
     }));

@@ -74,7 +74,7 @@ class Witness : public ConnectionHandler {
       if (frames_.empty()) identity_ = identity;
     });
   }
-  void onFrame(Frame frame) override {
+  void onFrame(Frame&& frame) override {
     Visit visit(*this, "onFrame");
     if (hook) hook(frame);
     log_.write([&] {

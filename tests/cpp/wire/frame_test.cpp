@@ -69,7 +69,7 @@ TEST_CASE("the first bytes of a head contain the kind and the call id") {
 
 TEST_CASE("a message of an unknown kind can be decoded") {
   const auto frame = encodeFrame({.kind = static_cast<Kind>(777), .call = 3});
-  CHECK(decodeFrame(frame).kind == static_cast<Kind>(777));
+  CHECK(decodeFrame(Frame(frame)).kind == static_cast<Kind>(777));
 }
 
 TEST_CASE("a copy of a message shares no memory with it") {
@@ -114,13 +114,13 @@ TEST_CASE("two small views of a large memory do not send what is between them") 
 TEST_CASE("views that are not inside their memory are refused") {
   const auto base = at::arange(100);
   const auto frame = encodeFrame({.kind = Kind::kReply, .tensors = {base, base.slice(0, 10, 20)}});
-  CHECK(decodeFrame(frame).tensors.size() == 2);
+  CHECK(decodeFrame(Frame(frame)).tensors.size() == 2);
   // The header begins behind the prefix, its kind and its size: number of memories, then tensor, memory and offset.
   constexpr size_t kHeader = 32 + 2 + 8, kViewBytes = 4 + 4 + 8;
   const auto changed = [&](size_t at, uint64_t value, size_t bytes) {
     auto copy = frame;
     std::memcpy(copy.head.data() + kHeader + at, &value, bytes);
-    return codeOf([&] { decodeFrame(copy); });
+    return codeOf([&] { decodeFrame(std::move(copy)); });
   };
   CHECK(changed(0, 0, 4) == ErrorCode::kProtocol);
   CHECK(changed(0, 2, 4) == ErrorCode::kProtocol);
@@ -163,7 +163,7 @@ TEST_CASE("a frame with too few or too many segments, or with one of another siz
   auto null = frame;
   null.segments[0].storage = {};
   for (const auto& bad : {missing, extra, shorter, outside, unaligned, null}) {
-    CHECK(codeOf([&] { decodeFrame(bad); }) == ErrorCode::kProtocol);
+    CHECK(codeOf([&] { decodeFrame(Frame(bad)); }) == ErrorCode::kProtocol);
   }
 }
 

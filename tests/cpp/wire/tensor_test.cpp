@@ -108,7 +108,7 @@ TEST_CASE("memory that belongs to no element is not sent where that is to stay p
     std::string bytes = frame.head;
     for (const auto& segment : frame.segments) bytes.append(static_cast<const char*>(segment.data()), segment.bytes);
     CHECK(bytes.find(std::string(reinterpret_cast<const char*>(&kPrivate), sizeof kPrivate)) == std::string::npos);
-    const auto arrived = decodeFrame(frame).tensors;
+    const auto arrived = decodeFrame(Frame(frame)).tensors;
     REQUIRE(arrived.size() == sent.size());
     for (size_t i = 0; i < sent.size(); ++i) CHECK(arrived[i].equal(sent[i]));
     return arrived;

@@ -321,7 +321,7 @@ TEST_CASE("a tensor for which there is no memory costs its frame, and not those 
     REQUIRE(reader.room(scratch, parts) == 1);
     const auto read = std::min(left, parts[0].iov_len);
     left -= read;
-    CHECK_FALSE(reader.take(read, scratch, *stream, [&](Frame frame) {
+    CHECK_FALSE(reader.take(read, scratch, *stream, [&](Frame&& frame) {
       frames.push_back(std::move(frame));
       return true;
     }));

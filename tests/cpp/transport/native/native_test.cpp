@@ -32,7 +32,7 @@ std::string textOf(const std::function<void()>& action) {
 }
 
 struct QuietHandler : ConnectionHandler {
-  void onFrame(Frame) override {}
+  void onFrame(Frame&&) override {}
   void onClosed(const Error&) override {}
 };
 
@@ -118,7 +118,7 @@ TEST_CASE("child: a native peer that echoes large tensors", "[.child]") {
   struct Echo : ConnectionHandler {
     std::shared_ptr<Connection> connection;
     std::atomic<bool> closed{false};
-    void onFrame(Frame frame) override {
+    void onFrame(Frame&& frame) override {
       connection->send(std::move(frame), [](const Status&) {});
     }
     void onClosed(const Error&) override {

@@ -169,7 +169,7 @@ TEST_CASE("cma is not used where process_vm_readv is forbidden") {
 TEST_CASE("child: a peer that waits to be killed", "[.child]") {
   auto transport = makeTensorPipe({"shm", "uv"}, {});
   struct Idle : ConnectionHandler {
-    void onFrame(Frame) override {}
+    void onFrame(Frame&&) override {}
     void onClosed(const Error&) override {}
   };
   auto connection = transport->connect(ChildProcess::argument(), "parent", std::make_shared<Idle>());

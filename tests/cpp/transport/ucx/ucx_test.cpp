@@ -228,7 +228,7 @@ TEST_CASE("UCX: a transport may end while peers connect to it") {
 TEST_CASE("child: a peer over UCX that waits to be killed", "[.child]") {
   auto transport = makeUcx();
   struct Idle : ConnectionHandler {
-    void onFrame(Frame) override {}
+    void onFrame(Frame&&) override {}
     void onClosed(const Error&) override {}
   };
   auto connection = transport->connect(ChildProcess::argument(), "parent", std::make_shared<Idle>());
