@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
-#include <iterator>
+#include <limits>
 #include <utility>
 
 #include "device/device_map.h"
@@ -17,6 +17,7 @@ namespace {
 
 // How long ended contexts may wait for endContexts() at the end of a call; after that, the pool ends them.
 constexpr Duration kEndDelay = std::chrono::milliseconds(20);
+constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
 /// Whether the callee may use the context even if no received tensor requires grad. Operators never do.
 bool mayUseContext(Kind kind) { return traitsOf(kind).callable != CallableType::kOperator; }
@@ -162,30 +163,17 @@ void Recorder::receiveSnapshots(const std::string& snapshots, WorkerId from) {
   for (const auto owner : to_ask) events_.on_hearsay(owner);
   for (const auto owner : doubtful) events_.on_doubtful(owner);
   if (ended.empty()) return;
-  {
-    MutexLock lock(mutex_);
-    std::move(ended.begin(), ended.end(), std::back_inserter(ended_));
-    has_ended_ = true;
-    if (std::exchange(end_scheduled_, true)) return;
-  }
+  const bool must_schedule = ended_.add(std::move(ended));
+  has_ended_ = true;
+  if (!must_schedule) return;
   postAfter(kEndDelay, [this] {
-    {
-      MutexLock lock(mutex_);
-      end_scheduled_ = false;
-    }
-    endContexts();
+    for (auto left = ended_.take(kAll); !left.empty(); left = ended_.take(kAll)) events_.on_ended(std::move(left));
   });
 }
 
 void Recorder::endContexts() {
-  if (!has_ended_) return;
-  std::vector<ContextPtr> ended;
-  {
-    MutexLock lock(mutex_);
-    ended.swap(ended_);
-    has_ended_ = false;
-  }
-  if (!ended.empty()) events_.on_ended(std::move(ended));
+  if (!has_ended_.exchange(false)) return;
+  if (auto ended = ended_.clear(); !ended.empty()) events_.on_ended(std::move(ended));
 }
 
 ContextPtr Recorder::enterContext(const Request& request) {

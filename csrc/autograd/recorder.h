@@ -11,7 +11,7 @@
 
 #include "autograd/context.h"
 #include "autograd/context_table.h"
-#include "base/sync/mutex.h"
+#include "base/executor/drain_queue.h"
 #include "calls/messenger.h"
 
 namespace torchrpc {
@@ -54,10 +54,8 @@ class Recorder final : public ForwardingMessenger {
 
   ContextTable& contexts_;
   const Events events_;
-  Mutex mutex_;
-  std::vector<ContextPtr> ended_ TORCHRPC_GUARDED_BY(mutex_);  ///< by their owners, but not here yet
-  std::atomic<bool> has_ended_{false};  ///< there are such contexts; without them a request does not take the mutex
-  bool end_scheduled_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  DrainQueue<ContextPtr> ended_;        ///< contexts that their owners have ended, and that are not ended here yet
+  std::atomic<bool> has_ended_{false};  ///< there may be such contexts; without them a request takes no mutex
 };
 
 }  // namespace torchrpc

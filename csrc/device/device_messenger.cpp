@@ -14,10 +14,7 @@
 #include "base/executor/thread_pool.h"
 #include "calls/current_call.h"
 #include "device/chunked_read.h"
-#include "device/device_memory.h"
 #include "device/tensor_mover.h"
-#include "transport/frame_memory.h"
-#include "wire/shared_storage.h"
 #include "wire/tensor_format.h"
 
 namespace torchrpc {
@@ -44,7 +41,6 @@ struct DeviceMessenger::Plan {
   std::vector<std::optional<LoanAccess>> loans{};    ///< nullopt: the tensor is sent in the message
   std::vector<DeviceMove> moves{};
   Devices sources{};            ///< the accelerators that have tensors of the message
-  bool is_in_place = false;     ///< the receiver may use lent memory without a copy
   bool maps_originals = false;  ///< it maps the memory of a tensor, not that of a copy
 
   bool lendsAny() const {
@@ -64,9 +60,6 @@ constexpr size_t kMaxBytesOnStrand = 64 << 10;
 
 // The limit on lent tensors that are read before their functions begin.
 constexpr uint64_t kMaxPrefetchedBytes = 256 << 20;
-
-// In-place loans that have ended are returned after at most this time.
-constexpr Duration kReturnInterval = std::chrono::milliseconds(20);
 
 // Smaller tensors are faster through host memory than by mapped memory, whose loan has to be returned.
 constexpr uint64_t kMinMappedBytes = 64 << 10;
@@ -154,116 +147,33 @@ DeviceMessenger::DeviceMessenger(Messenger& messenger, Options options)
     : ForwardingMessenger(messenger),
       options_(std::move(options)),
       paths_(messenger, options_.shares_memory),
+      loans_(
+          messenger,
+          {.limits = options_.limits,
+           .lends_in_place = options_.lends_in_place,
+           .borrows_in_place = options_.borrows_in_place}),
       prefetched_(kMaxPrefetchedBytes) {
   messenger.on(Kind::kMemoryProbe, Where::kPool, [this](const Request& request, const Responder& responder) {
     const auto maps = this->maps();
     paths_.serve(request, responder, maps && !maps->devices.empty());
   });
-  messenger.on(Kind::kMemoryReturn, Where::kPool, [this](const Request& request, const Responder& responder) {
-    const auto ended = lent_.takeBack(decodeLoanNumbers(request.message.payload), request.from.id);
-    responder.reply({.kind = Kind::kReply});
-  });
-  messenger.on(Kind::kMemoryRead, Where::kPool, [this](const Request& request, const Responder& responder) {
-    serveChunk(lent_, request, responder);
-  });
-  messenger.on(Kind::kMemoryReclaim, Where::kPool, [this](const Request& request, const Responder& responder) {
-    const auto given_up = borrowed_.giveUp(request.from.id, decodeLoanNumbers(request.message.payload));
-    responder.reply({.kind = Kind::kReply, .payload = encodeLoanNumbers(given_up)});
-  });
-}
-
-// --- lending ---
-
-void DeviceMessenger::giveBack(WorkerId lender, const LoanNumbers& numbers) {
-  borrowed_.end(lender, numbers);
-  ForwardingMessenger::requestReliably(
-      lender, {.kind = Kind::kMemoryReturn, .payload = encodeLoanNumbers(numbers)}, [](const Result<Message>&) {});
-}
-
-// Tensors can be destroyed on any thread, where torchrpc may neither wait for a device nor send a message.
-void DeviceMessenger::scheduleReturns() {
-  if (returns_ended_.exchange(true)) return;
-  ForwardingMessenger::postAfter(kReturnInterval, [this] { returnEnded(); });
-}
-
-void DeviceMessenger::returnEnded() {
-  returns_ended_ = false;
-  const auto ended = ended_->take();
-  Devices devices;
-  std::map<WorkerId, LoanNumbers> by_lender;
-  for (const auto& loan : ended) {
-    by_lender[loan.lender].push_back(loan.number);
-    if (std::ranges::find(devices, loan.device) == devices.end()) devices.push_back(loan.device);
-  }
-  {
-    // Work on any stream may still use the memory, and which streams is unknown.
-    const ThreadPool::BlockingScope blocking;
-    for (const auto& device : devices) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  }
-  for (const auto& [lender, numbers] : by_lender) giveBack(lender, numbers);
-  if (ended_->count() > 0) scheduleReturns();
-}
-
-void DeviceMessenger::reclaim(WorkerId from, const LoanNumbers& numbers) {
-  auto left = lent_.stillLent(from, numbers);
-  if (left.empty()) return;
-  if (from == self().id) return destroy(lent_.takeBack(left));
-  ForwardingMessenger::requestReliably(
-      from, {.kind = Kind::kMemoryReclaim, .payload = encodeLoanNumbers(left)},
-      [this, from](const Result<Message>& reply) {
-        if (!reply) return;  // the receiver is lost, or this worker ends
-        try {
-          destroy(lent_.takeBack(decodeLoanNumbers(reply.value().payload), from));
-        } catch (const Error&) {  // malformed: the loans stay until the receiver ends
-        }
-      });
-}
-
-void DeviceMessenger::destroy(Storages storages) {
-  if (storages.empty()) return;
-  ForwardingMessenger::post([held = std::make_shared<Storages>(std::move(storages))] { held->clear(); });
 }
 
 void DeviceMessenger::onUnsentReply(const Message& reply) {
-  if (const auto lent = lentHeaderOf(reply)) destroy(lent_.takeBack(lent->numbers()));
-}
-
-void DeviceMessenger::onLateReply(const Message& reply) {
-  const auto lent = lentHeaderOf(reply);
-  if (!lent) return;
-  LoanNumbers shared;
-  Storages taken;
-  for (const auto& piece : lent->pieces) {
-    if (piece.access != LoanAccess::kTakeOver) {
-      shared.push_back(piece.number);
-      continue;
-    }
-    try {
-      taken.push_back(LentMemory::takeOver(piece.number));
-    } catch (const Error&) {  // it has been taken back
-    }
-  }
-  destroy(std::move(taken));
-  if (!shared.empty()) giveBack(reply.from, shared);
+  if (const auto lent = lentHeaderOf(reply)) loans_.takeBack(lent->numbers());
 }
 
 void DeviceMessenger::onWorkerLost(const WorkerInfo& worker) {
   paths_.forget(worker.id);
-  borrowed_.forget(worker.id);
-  destroy(lent_.takeBackAll(worker.id));
-}
-
-void DeviceMessenger::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) {
-  destroy(lent_.takeBackAll(worker.id, incarnation));
+  loans_.onWorkerLost(worker.id);
 }
 
 std::map<std::string, std::string> DeviceMessenger::metrics() const {
   if (!isUsed()) return {};
-  std::map<std::string, std::string> all{
-      {"device.lent_bytes", std::to_string(lent_.bytes())},
-      {"device.loans", std::to_string(loans_.load(std::memory_order_relaxed))},
+  auto all = loans_.metrics();
+  all.merge(std::map<std::string, std::string>{
       {"device.copied_tensors", std::to_string(copied_tensors_.load(std::memory_order_relaxed))},
-      {"device.lending_failures", std::to_string(lending_failures_.load(std::memory_order_relaxed))}};
+      {"device.lending_failures", std::to_string(lending_failures_.load(std::memory_order_relaxed))}});
   for (auto& [to, text] : paths_.describe()) all["device.path." + to] = text;
   return all;
 }
@@ -286,10 +196,7 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
     const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, Lending lending) {
   const auto requested = deviceMovesOf(message);  // in the order of the tensors
   auto asked = requested.begin();
-  Plan plan{
-      .copies = {message.tensors.size(), std::nullopt},
-      .loans = {message.tensors.size(), std::nullopt},
-      .is_in_place = options_.lends_in_place};
+  Plan plan{.copies = {message.tensors.size(), std::nullopt}, .loans = {message.tensors.size(), std::nullopt}};
   const auto bytes_by_storage =
       lending == Lending::kNone ? decltype(bytesByStorage({})){} : bytesByStorage(message.tensors);
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
@@ -324,83 +231,6 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
   return plan;
 }
 
-namespace {
-
-/// A piece of memory to be lent.
-struct LendablePiece {
-  c10::Storage storage;
-  LoanAccess access = LoanAccess::kTakeOver;
-  uint64_t begin = 0;  ///< of the range that the receiver reads (kRead)
-  uint64_t end = 0;
-};
-
-LendablePiece pieceOf(const at::Tensor& tensor, LoanAccess access) {
-  const auto& storage = tensor.storage();
-  if (access != LoanAccess::kRead) return {storage, access, 0, storage.nbytes()};
-  const auto range = bytesUsedBy(tensor).value_or(ByteRange{0, static_cast<int64_t>(storage.nbytes())});
-  const auto begin = static_cast<uint64_t>(range.begin);
-  return {storage, access, begin - begin % tensor_format::kOffsetAlignment, static_cast<uint64_t>(range.end)};
-}
-
-/// Throws Error(kFrameTooLarge) if the pieces to be read exceed the limits of a message.
-void requireWithin(const Limits& limits, const LentTensors& lent) {
-  FrameSize size(limits);
-  for (const auto& piece : lent.pieces) {
-    if (piece.access != LoanAccess::kRead) continue;
-    if (const auto error = size.add("segment", piece.bytes, limits.segment_bytes)) throw *error;
-  }
-}
-
-}  // namespace
-
-LentTensors DeviceMessenger::lend(
-    const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to, bool is_reply) {
-  LentTensors lent{.receiver = incarnation(to.id), .is_in_place = plan.is_in_place};
-  std::vector<LendablePiece> pieces;
-  for (uint32_t i = 0; i < tensors.size(); ++i) {
-    if (!plan.loans[i]) continue;
-    auto piece = pieceOf(tensors[i], *plan.loans[i]);
-    const auto known = std::ranges::find_if(pieces, [&](const LendablePiece& other) {
-      return other.storage.is_alias_of(piece.storage) && other.access == piece.access;
-    });
-    lent.views.push_back(
-        {i, static_cast<uint32_t>(known - pieces.begin()),
-         static_cast<uint64_t>(tensors[i].storage_offset()) * tensors[i].itemsize()});
-    if (known == pieces.end()) {
-      pieces.push_back(std::move(piece));
-    } else {
-      known->begin = std::min(known->begin, piece.begin);
-      known->end = std::max(known->end, piece.end);
-    }
-  }
-  for (auto& view : lent.views) view.offset -= pieces[view.piece].begin;
-  bool leaves_process = false;
-  for (const auto& [storage, access, begin, end] : pieces) {
-    LentTensors::Piece piece{.device = storage.device(), .bytes = end - begin, .access = access, .offset = begin};
-    if (access == LoanAccess::kMap) {
-      const auto* const memory = DeviceMemory::of(piece.device.type());
-      auto exported = memory->exportMemory(piece.device, storage.data());
-      piece.device_id = memory->deviceId(piece.device);
-      piece.handle = std::move(exported.handle);
-      piece.offset = exported.offset;
-    }
-    leaves_process = leaves_process || access != LoanAccess::kTakeOver;
-    lent.pieces.push_back(std::move(piece));
-  }
-  requireWithin(options_.limits, lent);
-  if (leaves_process && !lent_.hasRoom(lent.bytes())) {
-    throw Error(ErrorCode::kInvalidArgument, "as much memory of devices is lent as may be");
-  }
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const auto access = pieces[i].access;
-    const bool ends_soon = access == LoanAccess::kRead || (access == LoanAccess::kMap && !plan.is_in_place);
-    lent.pieces[i].number = lent_.lend({to.id, lent.receiver}, std::move(pieces[i].storage), is_reply && ends_soon);
-  }
-  loans_.fetch_add(pieces.size(), std::memory_order_relaxed);
-  for (const auto& view : lent.views) tensors[view.tensor] = geometryOf(tensors[view.tensor]);
-  return lent;
-}
-
 DeviceMessenger::Outgoing DeviceMessenger::carryOut(
     const Plan& plan, Message& message, const WorkerInfo& to, const Streams& served) {
   Outgoing outgoing;
@@ -411,7 +241,7 @@ DeviceMessenger::Outgoing DeviceMessenger::carryOut(
   }
   if (!streams.empty()) outgoing.events = std::make_shared<const StreamEvents>(streams);
   if (plan.lendsAny()) {
-    const auto lent = lend(plan, copies, to, message.kind == Kind::kReply);
+    const auto lent = loans_.lend(plan.loans, copies, to.id, message.kind == Kind::kReply);
     outgoing.loans = lent.numbers();
     setLentTensors(message, lent);
   }
@@ -480,7 +310,7 @@ void DeviceMessenger::request(WorkerId to, Message&& message, Duration timeout, 
   }
   if (!outgoing.loans.empty()) {
     handler = [this, to, loans = outgoing.loans, handler = std::move(handler)](Result<Message> reply) {
-      if (!reply) reclaim(to, loans);
+      if (!reply) loans_.reclaim(to, loans);
       handler(std::move(reply));
     };
   }
@@ -497,87 +327,6 @@ void DeviceMessenger::request(WorkerId to, Message&& message, Duration timeout, 
 }
 
 // --- receiving ---
-
-/// The loans of a received message while its tensors are copied. The destructor returns them.
-class DeviceMessenger::Loan {
- public:
-  Loan(DeviceMessenger& messenger, const Message& message, WorkerId lender)
-      : messenger_(messenger), lender_(lender), tensors_(lentTensorsOf(message)) {
-    if (!tensors_) return;
-    if (tensors_->receiver != messenger_.incarnation(messenger_.self().id)) {
-      throw Error(ErrorCode::kWorkerLost, "its tensors were sent to an earlier process of this worker");
-    }
-    for (const auto& piece : tensors_->pieces) {
-      if (piece.access != LoanAccess::kTakeOver) shared_.push_back(piece.number);
-    }
-    if (shared_.empty() || messenger_.borrowed_.begin(lender_, shared_)) return;
-    throw Error(ErrorCode::kInvalidArgument, "its sender has taken back the memory of its tensors: the call has ended");
-  }
-  ~Loan() {
-    if (!shared_.empty()) messenger_.giveBack(lender_, shared_);
-  }
-  Loan(const Loan&) = delete;
-  Loan& operator=(const Loan&) = delete;
-
-  const std::optional<LentTensors>& tensors() const { return tensors_; }
-  WorkerId lender() const { return lender_; }
-  bool isInPlace() const { return tensors_->is_in_place && messenger_.options_.borrows_in_place; }
-  /// Loans of mapped memory are not returned by the destructor, but when their tensors are destroyed.
-  void leaveToTensors() {
-    for (const auto& piece : tensors_->pieces) {
-      if (piece.access == LoanAccess::kMap) std::erase(shared_, piece.number);
-    }
-    messenger_.scheduleReturns();
-  }
-
- private:
-  DeviceMessenger& messenger_;
-  const WorkerId lender_;
-  const std::optional<LentTensors> tensors_;
-  LoanNumbers shared_;
-};
-
-c10::Storage DeviceMessenger::map(const LentTensors::Piece& piece, const Loan& loan) {
-  const auto* const memory = DeviceMemory::of(piece.device.type());
-  if (!memory) throw Error(ErrorCode::kProtocol, "malformed message: shared memory of " + piece.device.str());
-  auto mapped = memory->borrow(piece.device_id, piece.handle, piece.offset, piece.bytes);
-  if (!loan.isInPlace()) return mapped;
-  return EndedLoans::watch(ended_, std::move(mapped), loan.lender(), piece.number);
-}
-
-void DeviceMessenger::openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to) {
-  const auto& lent = *loan.tensors();
-  requireWithin(options_.limits, lent);
-  std::vector<std::optional<c10::Device>> targets(lent.pieces.size());
-  for (const auto& view : lent.views) {
-    if (!to[view.tensor])
-      throw Error(ErrorCode::kProtocol, "malformed message: a tensor in lent memory without a device");
-    targets[view.piece] = to[view.tensor];
-  }
-  std::vector<c10::Storage> pieces;
-  std::vector<LoanPart> reads;
-  for (size_t i = 0; i < lent.pieces.size(); ++i) {
-    const auto& piece = lent.pieces[i];
-    switch (piece.access) {
-      case LoanAccess::kTakeOver: pieces.push_back(LentMemory::takeOver(piece.number)); break;
-      case LoanAccess::kMap: pieces.push_back(map(piece, loan)); break;
-      case LoanAccess::kRead:
-        if (!targets[i]) throw Error(ErrorCode::kProtocol, "malformed message: lent memory without a tensor");
-        pieces.push_back(emptyBytes(static_cast<int64_t>(piece.bytes), *targets[i], c10::kCPU).storage());
-        reads.push_back({piece.number, piece.offset, pieces.back()});
-        break;
-    }
-  }
-  if (loan.isInPlace()) loan.leaveToTensors();
-  readInChunks(*this, loan.lender(), reads);
-  for (const auto& view : lent.views) {
-    auto& tensor = message.tensors[view.tensor];
-    auto& target = to[view.tensor];
-    tensor = viewInMemory(tensor, pieces[view.piece], view.offset);
-    const bool is_own = lent.pieces[view.piece].access != LoanAccess::kMap || loan.isInPlace();
-    if (is_own && tensor.device() == *target) target.reset();
-  }
-}
 
 void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const WorkerInfo& from, const Streams& users) {
   const auto moves = deviceMovesOf(message);
@@ -598,12 +347,12 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
     if (targets.find(move.target.str()) == std::string::npos)
       targets += (targets.empty() ? "" : ", ") + move.target.str();
   }
-  Loan loan(*this, message, from.id);
-  if (!has_copies && !loan.tensors()) return;
+  TensorLoans::Received loan(loans_, message, from.id);
+  if (!has_copies && !loan.hasAny()) return;
   const bool has_scope = !StreamScope::current().empty();
   const StreamScope scope(has_scope ? StreamScope::current() : copyStreams(maps.devices), StreamScope::currentKept());
   try {
-    if (loan.tensors()) openLoans(message, loan, to);
+    if (loan.hasAny()) loan.open(message, to, *this);
     for (size_t i = 0; i < to.size(); ++i) {
       const auto& tensor = message.tensors[i];
       if (to[i] && to[i]->is_cpu() && tensor.defined() && tensor.is_cpu()) to[i].reset();
@@ -734,7 +483,7 @@ void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request&& 
     whenStaged(
         std::move(outgoing), [responder, kept](Message message) { responder.reply(std::move(message)); },
         [this, responder, loans = std::move(loans)](const Error& error) {
-          destroy(lent_.takeBack(loans));
+          loans_.takeBack(loans);
           responder.fail(error);
         });
   };

@@ -39,10 +39,10 @@
 #include "base/sync/mutex.h"
 #include "calls/messenger.h"
 #include "device/device_map.h"
-#include "device/lent_memory.h"
 #include "device/memory_paths.h"
 #include "device/prefetch_limit.h"
 #include "device/streams.h"
+#include "device/tensor_loans.h"
 #include "wire/limits.h"
 
 namespace torchrpc {
@@ -78,12 +78,12 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// A reply was not sent. Its tensors may have been dropped already.
   void onUnsentReply(const Message& reply);
   /// A reply arrived after its call had ended.
-  void onLateReply(const Message& reply);
+  void onLateReply(const Message& reply) { loans_.onLateReply(reply); }
   void onWorkerLost(const WorkerInfo& worker);
-  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
+  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) { loans_.onWorkerJoined(worker.id, incarnation); }
 
   /// Whether that worker still has to read, or to return, memory of a reply of this worker.
-  bool isAwaited(WorkerId worker) const { return lent_.isAwaited(worker); }
+  bool isAwaited(WorkerId worker) const { return loans_.isAwaited(worker); }
 
   /// Metrics by name, for example "device.path.worker1 cuda:0".
   std::map<std::string, std::string> metrics() const;
@@ -97,11 +97,9 @@ class DeviceMessenger final : public ForwardingMessenger {
 
  private:
   using Maps = std::shared_ptr<const DeviceMaps>;
-  using Storages = std::vector<c10::Storage>;
   struct Outgoing;
   struct Plan;
   enum class Lending : uint8_t;
-  class Loan;
 
   /// Null: all tensors stay on the CPU.
   Maps maps() const;
@@ -120,22 +118,12 @@ class DeviceMessenger final : public ForwardingMessenger {
   Outgoing stage(
       Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
       const WorkerInfo& to, const Streams& served, bool lends);
-  /// Lends the tensors for which the plan has a loan, and replaces them by meta tensors of their geometry.
-  LentTensors lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to, bool is_reply);
   /// Calls `send` when the work that the message depends on has run, or `fail` on an error. The call is made at once if
   /// the work has run already, otherwise on the pool.
   void whenStaged(Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail);
   /// Copies the tensors of a received message to the devices in its header. `users`: the streams on which they will be
   /// used. Blocks until the copies are complete. Throws Error.
   void unstage(Message& message, const DeviceMaps& maps, const WorkerInfo& from, const Streams& users);
-  c10::Storage map(const LentTensors::Piece& piece, const Loan& loan);
-  /// Replaces meta tensors by the tensors in lent memory. Tensors that still have to be copied keep their entry in
-  /// `to`.
-  void openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to);
-  /// Returns the in-place loans whose tensors have been destroyed. Schedules itself again while others are in use.
-  void returnEnded();
-  /// Schedules returnEnded() after kReturnInterval.
-  void scheduleReturns();
   ReplyHandler unstaging(WorkerId from, Maps maps, TimePoint deadline, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply, tensors included, after the work on the current streams.
   void serve(Maps maps, const RequestHandler& handler, Request&& request, const Responder& responder);
@@ -144,21 +132,11 @@ class DeviceMessenger final : public ForwardingMessenger {
   void serveOnStrand(
       const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request&& request,
       const Responder& responder);
-  /// For the receiver: returns loans that it no longer uses.
-  void giveBack(WorkerId lender, const LoanNumbers& numbers);
-  /// For the sender: takes back the loans of a request that has failed.
-  void reclaim(WorkerId from, const LoanNumbers& numbers);
-  /// Destroys the storages on the pool, because freeing device memory may take long.
-  void destroy(Storages storages);
 
   const Options options_;
   MemoryPaths paths_;
-  LentMemory lent_;
-  BorrowedMemory borrowed_;
+  TensorLoans loans_;
   PrefetchLimit prefetched_;
-  const std::shared_ptr<EndedLoans> ended_ = std::make_shared<EndedLoans>();
-  std::atomic<bool> returns_ended_{false};  ///< whether returnEnded() is scheduled
-  std::atomic<uint64_t> loans_{0};
   std::atomic<uint64_t> copied_tensors_{0};  ///< tensors that were copied to be lent, because others refer to them
   std::atomic<uint64_t> lending_failures_{0};
   std::atomic<bool> has_maps_{false};

@@ -15,7 +15,7 @@
 namespace torchrpc {
 
 /// The bit of an id's number that marks a restorable RRef: its creator makes the value again when the owner has been
-/// started again. See Note [Restoring RRefs] in rref_service.cpp.
+/// started again. See Note [Restoring RRefs] in recipes.h.
 constexpr uint64_t kRestorableBit = uint64_t{1} << 63;
 inline bool isRestorable(const RRefId& id) { return (id.local_id & kRestorableBit) != 0; }
 

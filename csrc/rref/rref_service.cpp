@@ -4,27 +4,21 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <optional>
 #include <utility>
 
+#include "base/executor/drain_queue.h"
 #include "base/executor/thread_pool.h"
 #include "base/random.h"
 #include "rref/pending.h"
+#include "rref/recipes.h"
 #include "rref/user_table.h"
 
 namespace torchrpc {
 
 struct RRefService::State {
-  /// The call by which this worker makes a restorable value again.
-  struct Recipe {
-    Message call;
-    Duration timeout;
-  };
-
   // constant:
   Messenger& messenger;
   const Options options;
@@ -34,6 +28,8 @@ struct RRefService::State {
   OwnerTable owners;
   UserTable users;
   DeletionQueues deletions{};
+  Recipes recipes{};
+  DrainQueue<OwnerTable::Ended> to_release{};
   SecureNumbers random{};
   /// The forks that workers have sent and whose acceptance they, or the owners, have not answered yet. Counted for each
   /// RRef that arrives, so without a mutex: workers whose ids differ by a multiple of the size share a count.
@@ -43,25 +39,13 @@ struct RRefService::State {
   }
   std::atomic<uint64_t> next_id{0};  ///< the numbers in ids, by which people tell them apart
   std::atomic<bool> closed{false};
-  // guarded by release_mutex:
-  Mutex release_mutex{};
-  std::deque<OwnerTable::Ended> to_release TORCHRPC_GUARDED_BY(release_mutex){};
-  bool is_releasing TORCHRPC_GUARDED_BY(release_mutex) = false;  ///< a task on the pool releases them
-  // guarded by recipes_mutex:
-  Mutex recipes_mutex{};
-  std::map<RRefId, Recipe> recipes TORCHRPC_GUARDED_BY(recipes_mutex){};
 };
 
 namespace {
 
 constexpr size_t kReleaseBatch = 256;
 
-Message message(Kind kind, std::string payload = {}) {
-  Message message;
-  message.kind = kind;
-  message.payload = std::move(payload);
-  return message;
-}
+Message message(Kind kind, std::string payload = {}) { return {.kind = kind, .payload = std::move(payload)}; }
 
 OwnerTable::Sender senderOf(const Request& request) { return {request.from.id, request.incarnation}; }
 
@@ -130,14 +114,6 @@ bool RRefService::neverUsed(const Error& error) {
   }
 }
 
-// Note [Restoring RRefs]
-// The creator of a restorable RRef keeps a copy of the call that made the value. When the owner has been started again,
-// the creator sends that call to the later incarnation, with the ids and the creation number of the first call. The new
-// incarnation has not seen this number, so it runs the call. All other holders register their forks there again, under
-// new numbers; as always, a registration may arrive before the call. So the ids and the RRefs of the program stay the
-// same. If the creator has ended or has dropped its RRef, the value stays lost: a holder gives up after the time-out of
-// the group's calls.
-
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout, bool is_restorable) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
   auto id = newId();
@@ -151,10 +127,7 @@ RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout
   }
   const auto user = state_->users.create(id, newId(), to, state_->messenger.incarnation(to.id));
   call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
-  if (is_restorable) {
-    MutexLock lock(state_->recipes_mutex);
-    state_->recipes.emplace(id, State::Recipe{copyMessage(call), timeout});
-  }
+  if (is_restorable) state_->recipes.add(id, call, timeout);
   auto forks = forksIn(call);
   state_->messenger.request(
       to.id, std::move(call), timeout,
@@ -413,13 +386,7 @@ std::vector<std::string> RRefService::destroy() {
     if (!user->confirmed()) settle(user, shutdown);
   }
   state_->users.clear();
-  OwnerTable::EndedList released;
-  {
-    MutexLock lock(state_->release_mutex);
-    std::ranges::move(state_->to_release, std::back_inserter(released));
-    state_->to_release.clear();
-  }
-  settleFailed(released);
+  settleFailed(state_->to_release.clear());
   std::vector<std::string> leaks;
   for (const auto& held : state_->owners.clear()) {
     for (const auto& [fork, holder] : held.forks) {
@@ -459,11 +426,10 @@ void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t in
   Message call;
   Duration timeout = state_->options.restore_timeout();
   if (is_creator) {
-    MutexLock lock(state_->recipes_mutex);
-    const auto recipe = state_->recipes.find(user->id());
-    if (recipe == state_->recipes.end()) return;
-    call = recipe->second.call;
-    timeout = recipe->second.timeout;
+    auto recipe = state_->recipes.find(user->id());
+    if (!recipe) return;
+    call = std::move(recipe->call);
+    timeout = recipe->timeout;
   } else {
     call = message(Kind::kRRefForkRequest, encode(ForkRequest{user->id(), user->forkId(), creation, registration}));
   }
@@ -477,16 +443,6 @@ void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t in
       });
 }
 
-void RRefService::forgetRecipe(const UserRRef& user) {
-  if (!isRestorable(user.id())) return;
-  std::optional<State::Recipe> dropped;  // destroyed after the lock
-  MutexLock lock(state_->recipes_mutex);
-  const auto recipe = state_->recipes.find(user.id());
-  if (recipe == state_->recipes.end() || user.numbers().registration != user.numbers().creation) return;
-  dropped = std::move(recipe->second);
-  state_->recipes.erase(recipe);
-}
-
 void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
   for (const auto& user : state_->users.live()) {
     const bool is_lost = user->owner().id == owner.id && user->numbers().owner_incarnation < incarnation;
@@ -497,7 +453,7 @@ void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
 void RRefService::release(UserRRef& rref) {
   if (!maker_.isThisOne()) return;  // a forked process: the RRef belongs to its parent process
   state_->users.remove(rref);
-  forgetRecipe(rref);
+  state_->recipes.forget(rref);
   if (!rref.markDeleted() || state_->closed) return;
   deleteAtOwner(rref);
 }
@@ -539,13 +495,7 @@ void RRefService::releaseOnPool(OwnerTable::EndedList ended) {
     state_->messenger.post([one = OwnerTable::EndedList{std::move(each)}] { settleFailed(one); });
   }
   ended.erase(foreign.begin(), foreign.end());
-  if (ended.empty()) return;
-  {
-    MutexLock lock(state_->release_mutex);
-    std::ranges::move(ended, std::back_inserter(state_->to_release));
-    if (std::exchange(state_->is_releasing, true)) return;
-  }
-  postReleaseBatch();
+  if (state_->to_release.add(std::move(ended))) postReleaseBatch();
 }
 
 void RRefService::postReleaseBatch() {
@@ -555,15 +505,7 @@ void RRefService::postReleaseBatch() {
 }
 
 void RRefService::releaseBatch() {
-  OwnerTable::EndedList batch;
-  {
-    MutexLock lock(state_->release_mutex);
-    auto& queue = state_->to_release;
-    const auto end = queue.begin() + static_cast<ptrdiff_t>(std::min(queue.size(), kReleaseBatch));
-    std::move(queue.begin(), end, std::back_inserter(batch));
-    queue.erase(queue.begin(), end);
-    if (batch.empty()) state_->is_releasing = false;
-  }
+  auto batch = state_->to_release.take(kReleaseBatch);
   if (batch.empty()) return;
   settleFailed(batch);
   batch.clear();

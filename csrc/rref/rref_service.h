@@ -152,7 +152,6 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void failUsersOf(const WorkerInfo& owner, uint64_t incarnation);
   GloballyUniqueId newId();
   void restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation);
-  void forgetRecipe(const UserRRef& user);
   RRefPtr remoteToSelf(Message call, Duration timeout);
   /// Counts a fork that has arrived until endAdoption(). Returns false if its sender has sent too many about which
   /// workers have not answered.

@@ -28,7 +28,7 @@ import watching
 from watching import ALLOWED
 
 from torchrpc import _C, rpc
-from torchrpc.rpc._values import plain_objects
+from torchrpc.rpc._values import plain_objects, standard_kinds
 
 for registered in (canaries.Registered, canaries.Pair, canaries.Frozen):
     rpc.register_data_class(registered)
@@ -41,7 +41,7 @@ NAMES += [f"canaries.{name}" for name in ["OwnList", "OwnDict", "OwnStr", "Acces
 NAMES += ["builtins.int", "builtins.Exception", "builtins.SyntaxError", "enum.Enum", *watching.DANGEROUS.split()]
 NAMES += [f"collections.{name}" for name in ["OrderedDict", "deque", "Counter", "defaultdict"]]
 FIELDS = _FIELDS.split()
-KINDS = [*plain_objects._makers, *plain_objects._MAKERS_OF_CLASSES]
+KINDS = [*standard_kinds.MAKERS, *plain_objects._MAKERS_OF_CLASSES]
 ENDS = ["1e9", "-1.5", "nan", "/a/b", "torch.strided", "NoneType", "Ellipsis"]
 ENDS += ["<f4", "|b1", "<U3", ">i8", "<M8[s]", "|O", "S", "U3", "a"]
 TEXTS = [*FIELDS, *ENDS, "", "0x1f", "-0x" + "f" * 40, "cpu", "cuda:7", "é", "worker1"]
@@ -161,7 +161,7 @@ class Value:
             part(lambda: self.many(10, rng.randrange(3), 9))
             part(lambda: self.put(rng.choice((1, 2))))
             part(lambda: self.contents(rng.choice((7, 8)), depth))
-        elif kind in plain_objects._makers and (kinds := plain_objects._makers[kind].kinds) is not None:
+        elif kind in standard_kinds.MAKERS and (kinds := standard_kinds.MAKERS[kind].kinds) is not None:
             for each in kinds:
                 tag = {int: 3, str: 6, bytes: 7, torch.Tensor: 8, torch.dtype: 13, tuple: 10, bool: 1}.get(each)
                 part(lambda tag=tag: self.contents(tag, depth) if tag and rng.random() < 0.9 else self.value(depth + 1))

@@ -9,7 +9,7 @@ import types
 import pytest
 from waiting import eventually
 
-from torchrpc.observe import _stacks
+from torchrpc.observe import _stacks, _static_values
 
 some_lock = threading.Lock()
 some_table = {"a": [threading.Lock()], "b": threading.Lock()}
@@ -437,7 +437,7 @@ def test_no_code_of_the_program_runs(threads):
     for thread in waiting:
         eventually(lambda thread=thread: row_of(thread)["python"][0]["function"].rpartition(".")[2] == thread.name)
     assert [row_of(thread)["lock"] for thread in waiting] == [None] * 4
-    assert _stacks._static_attribute(Posing("m"), "lock") is _stacks._MISSING
+    assert _static_values.static_attribute(Posing("m"), "lock") is _static_values.MISSING
     assert not ran
 
 

@@ -23,7 +23,7 @@ from torchrpc.nn import remote_module
 from torchrpc.optim import _parts
 from torchrpc.rpc import internal
 from torchrpc.rpc._security.allow_list import check_method, find_listed
-from torchrpc.rpc._values import exceptions, plain_objects
+from torchrpc.rpc._values import exceptions, standard_kinds
 from torchrpc.testing import workers
 
 HERE = __name__
@@ -604,7 +604,7 @@ class Sent:
 @pytest.fixture
 def sends_any_bytes(monkeypatch):
     """This process sends a `Sent` as its bytes: `_lowers` gives it a form that the receiver refuses."""
-    monkeypatch.setitem(plain_objects._lowers, Sent, ("call", lambda value: (value.code,)))
+    monkeypatch.setitem(standard_kinds.LOWERS, Sent, ("call", lambda value: (value.code,)))
 
 
 def give_sent():

@@ -20,6 +20,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ._static_values import MISSING, evaluate, first_argument, is_a, static_attribute, variable
+
 MAX_THREADS = 200
 MAX_FRAMES = 60
 MAX_SEARCH_S = 0.25  # limits the search for holders of locks; the stacks themselves are always read
@@ -29,14 +31,10 @@ _MAX_TEXT = 80
 _CLOCK_OF_THREAD = 6  # of Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
 _Position = tuple[int, int]  # line, byte in the line
-_MISSING = object()
 _LOCK = type(threading.Lock())
 _RLOCK = type(threading.RLock())
 _THREADING_FILE = threading.Condition.wait.__code__.co_filename
 _CONDITION_WAIT = threading.Condition.wait.__code__
-_MODULE_NAMESPACE = vars(types.ModuleType)["__dict__"]
-_PLAIN_LOOKUPS = (vars(object)["__getattribute__"], vars(types.ModuleType)["__getattribute__"])
-_HAS_PROXIES = sys.version_info >= (3, 13)  # f_locals is a proxy, not a copy
 _METHODS = {"acquire", "__enter__", "release", "wait", "wait_for", "join", "_acquire_restore"}
 _ENTER_OPCODES = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH") if name in dis.opmap}
 _WITH_OPCODES = _ENTER_OPCODES | {dis.opmap[name] for name in ("LOAD_SPECIAL",) if name in dis.opmap}
@@ -197,7 +195,7 @@ def _describe_frame(frame: types.FrameType) -> dict[str, Any]:
 
 
 def _describe_thread(thread: object) -> tuple[str, int]:
-    name, native_id = _static_attribute(thread, "_name"), _static_attribute(thread, "_native_id")
+    name, native_id = static_attribute(thread, "_name"), static_attribute(thread, "_native_id")
     return name if type(name) is str else "", native_id if type(native_id) is int else 0
 
 
@@ -240,10 +238,10 @@ def _wait_of(frames: list[types.FrameType]) -> "_Wait | None":
     site = _site(top)
     if site is None or site.method not in ("acquire", "__enter__"):
         return None
-    target = _evaluate(site.receiver, top)
+    target = evaluate(site.receiver, top)
     # If a class of the program wraps the lock, other threads name an object of that class instead of the lock.
-    owner = _first_argument(top) if top.f_code.co_name in ("__enter__", "acquire") else _MISSING
-    outer = _site(frames[1]) if owner is not _MISSING and len(frames) > 1 else None
+    owner = first_argument(top) if top.f_code.co_name in ("__enter__", "acquire") else MISSING
+    outer = _site(frames[1]) if owner is not MISSING and len(frames) > 1 else None
     text = _text((outer or site).receiver)
     return _Wait("lock", text, target, [target, owner]) if _is_lock(target) else None
 
@@ -254,36 +252,32 @@ def _threading_wait(inside: list[types.FrameType], outer: "types.FrameType | Non
     if not waits:
         return None
     kind, frame = waits[-1]  # the method that the program has called
-    target = _variable(frame, "self")
+    target = variable(frame, "self")
     site = _site(outer) if outer else None
     text = _text(site.receiver) if site else f"a {type(target).__name__}"
     if kind == "condition" and (wait := next((each for each in inside if each.f_code is _CONDITION_WAIT), None)):
-        target = _variable(wait, "self")
+        target = variable(wait, "self")
         at = _site(wait)
         if at is not None and at.method == "_acquire_restore":  # It was notified, and acquires the lock again.
             kind = "lock"
     elif kind == "thread":
         text = f"the end of the thread {_describe_thread(target)[0]}".rstrip()
-    lock = _static_attribute(target, "_lock") if kind == "lock" else target
-    return None if lock is _MISSING else _Wait(kind, text, lock, [lock, target])
+    lock = static_attribute(target, "_lock") if kind == "lock" else target
+    return None if lock is MISSING else _Wait(kind, text, lock, [lock, target])
 
 
 def _import_wait(frames: list[types.FrameType]) -> "_Wait | None":
     for frame in frames[:3]:
         if frame.f_code.co_name == "acquire":
-            lock = _variable(frame, "self")
-            name = _static_attribute(lock, "name")
-            if type(name) is str and type(_static_attribute(lock, "owner")) is int:
+            lock = variable(frame, "self")
+            name = static_attribute(lock, "name")
+            if type(name) is str and type(static_attribute(lock, "owner")) is int:
                 return _Wait("import", f"the import of {name}", lock, [])
     return None
 
 
 def _is_lock(value: object) -> bool:
-    return type(value) in (_LOCK, _RLOCK) or _is_a(value, threading.Condition)
-
-
-def _is_a(value: object, cls: type) -> bool:
-    return cls in _mro(type(value))
+    return type(value) in (_LOCK, _RLOCK) or is_a(value, threading.Condition)
 
 
 # Which threads hold the lock.
@@ -292,15 +286,15 @@ def _is_a(value: object, cls: type) -> bool:
 def _holders(wait: _Wait, threads: dict[int, list[types.FrameType]]) -> "dict[int, str] | None":
     """Return {ident of a holder: where it took the lock}; empty if not known, None if no thread holds it any more."""
     if wait.kind == "import":
-        owner = _static_attribute(wait.target, "owner")
+        owner = static_attribute(wait.target, "owner")
         return {owner: ""} if type(owner) is int else {}
     if wait.kind == "thread":
-        ident = _static_attribute(wait.target, "_ident")
+        ident = static_attribute(wait.target, "_ident")
         return {ident: ""} if type(ident) is int else {}
     if wait.kind == "lock":
         lock = wait.target
-        if _is_a(lock, threading.Condition):
-            lock = _static_attribute(lock, "_lock")
+        if is_a(lock, threading.Condition):
+            lock = static_attribute(lock, "_lock")
         if type(lock) is _RLOCK:
             owner = _rlock_owner(lock)
             if owner is None:
@@ -340,8 +334,8 @@ def _taken_at(frames: list[types.FrameType], targets: list[object], guess: bool)
     children = [None, *frames]
     for child, frame in zip(children, frames, strict=False):
         if frame.f_code is _CONDITION_WAIT:
-            condition = _variable(frame, "self", child)  # A thread in wait() has released the condition's lock.
-            if _is_one_of(condition, targets) or _is_one_of(_static_attribute(condition, "_lock"), targets):
+            condition = variable(frame, "self", child)  # A thread in wait() has released the condition's lock.
+            if _is_one_of(condition, targets) or _is_one_of(static_attribute(condition, "_lock"), targets):
                 return None
     for child, frame in zip(children, frames, strict=False):
         code = frame.f_code
@@ -366,11 +360,11 @@ def _block_in(
             if entered is None and here.end is not None:  # The frame may be evaluating a later item.
                 entered = next((at for at, item in enumerate(block.items) if here.start in item[1]), None)
             is_inside = _is_in_body(block, here) or (entered is not None and entered > index)
-            if is_inside and _is_one_of(_evaluate(expression, frame, child), targets):
+            if is_inside and _is_one_of(evaluate(expression, frame, child), targets):
                 released = any(
                     call.method == "release"
                     and block.body.start <= call.range.start < here.start
-                    and _is_one_of(_evaluate(call.receiver, frame, child), targets)
+                    and _is_one_of(evaluate(call.receiver, frame, child), targets)
                     for call in function.calls
                 )
                 return None if released else where.start[0]
@@ -385,7 +379,7 @@ def _guess_in(
     for call in function.calls:
         if call.range.start >= here.start or call.method not in ("acquire", "__enter__", "release"):
             continue
-        if _is_one_of(_evaluate(call.receiver, frame, child), targets):
+        if _is_one_of(evaluate(call.receiver, frame, child), targets):
             taken = call.range.start[0] if call.method != "release" and call.is_unconditional else None
     return taken
 
@@ -397,11 +391,11 @@ def _is_in_body(block: _With, here: _Here) -> bool:
 
 
 def _is_one_of(value: object, targets: list[object]) -> bool:
-    if value is _MISSING or value is None:
+    if value is MISSING or value is None:
         return False
     if any(value is each for each in targets):
         return True
-    return _is_a(value, threading.Condition) and any(_static_attribute(value, "_lock") is each for each in targets)
+    return is_a(value, threading.Condition) and any(static_attribute(value, "_lock") is each for each in targets)
 
 
 # Where a frame stands.
@@ -551,110 +545,3 @@ def _range(node: Any, shift: int) -> _Range:
 
 def _text(expression: ast.expr) -> str:
     return textwrap.shorten(ast.unparse(expression), _MAX_TEXT, placeholder="...")
-
-
-# Values, read without running code of the program.
-
-
-def _evaluate(expression: ast.expr, frame: types.FrameType, child: "types.FrameType | None" = None) -> object:
-    """Return the value of a name, attribute or item in a frame, or `_MISSING`. `child`: the next inner frame."""
-    if isinstance(expression, ast.Name):
-        return _variable(frame, expression.id, child)
-    if isinstance(expression, ast.Attribute):
-        return _named_attribute(_evaluate(expression.value, frame, child), expression.attr)
-    if isinstance(expression, ast.Subscript):
-        index = expression.slice
-        key = index.value if isinstance(index, ast.Constant) else _evaluate(index, frame, child)
-        return _static_item(_evaluate(expression.value, frame, child), key)
-    return _MISSING
-
-
-def _variable(frame: types.FrameType, name: str, child: "types.FrameType | None" = None) -> object:
-    found = _local_variable(frame, name, child)
-    if found is _MISSING and isinstance(frame.f_globals, dict):
-        found = dict.get(frame.f_globals, name, _MISSING)
-    return found
-
-
-def _local_variable(frame: types.FrameType, name: str, child: "types.FrameType | None") -> object:
-    code = frame.f_code
-    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-    if is_function and name not in code.co_varnames + code.co_cellvars + code.co_freevars:
-        return _MISSING
-    variables = frame.f_locals
-    if not is_function:  # a module or a class; its namespace may be of any type
-        return dict.get(variables, name, _MISSING) if type(variables) is dict else _MISSING
-    found = variables.get(name, _MISSING)
-    # Before Python 3.13 the frame keeps this copy of its variables, which would keep objects alive that the function
-    # deletes later. So clear the copy, unless a function of sys.setprofile (it takes three arguments) runs for this
-    # frame: then Python writes the copy back.
-    if not _HAS_PROXIES and sys.getrefcount(variables) <= 3 and (child is None or not _takes_three(child.f_code)):
-        variables.clear()
-    return found
-
-
-def _takes_three(code: types.CodeType) -> bool:
-    return code.co_argcount >= 3 or bool(code.co_flags & inspect.CO_VARARGS)
-
-
-def _first_argument(frame: types.FrameType) -> object:
-    code = frame.f_code
-    return _local_variable(frame, code.co_varnames[0], None) if code.co_argcount else _MISSING
-
-
-def _mro(cls: type) -> tuple[type, ...]:
-    return type.__dict__["__mro__"].__get__(cls)
-
-
-def _class_attribute(cls: type, name: str) -> object:
-    for base in _mro(cls):
-        found = type.__dict__["__dict__"].__get__(base).get(name, _MISSING)
-        if found is not _MISSING:
-            return found
-    return _MISSING
-
-
-def _static_attribute(value: object, name: str) -> object:
-    """Return the attribute that a plain lookup finds, or `_MISSING` if there is none or the lookup would run code."""
-    if value is _MISSING:
-        return _MISSING
-    cls = type(value)
-    if type in _mro(cls):  # a class
-        found = _class_attribute(value, name)  # type: ignore[arg-type]
-        return _MISSING if _class_attribute(type(found), "__get__") is not _MISSING else found
-    lookup = _class_attribute(cls, "__getattribute__")
-    if not any(lookup is each for each in _PLAIN_LOOKUPS):
-        return _MISSING
-    found = _class_attribute(cls, name)
-    if type(found) is types.MemberDescriptorType:  # a slot
-        try:
-            return found.__get__(value, cls)
-        except AttributeError:
-            return _MISSING
-    if found is not _MISSING and _class_attribute(type(found), "__set__") is not _MISSING:  # a property
-        return _MISSING
-    namespace = _class_attribute(cls, "__dict__")
-    held: object = _MISSING
-    if type(namespace) is types.GetSetDescriptorType or namespace is _MODULE_NAMESPACE:
-        held = dict.get(namespace.__get__(value, cls), name, _MISSING)
-    if held is not _MISSING:
-        return held
-    return _MISSING if _class_attribute(type(found), "__get__") is not _MISSING else found
-
-
-def _named_attribute(value: object, name: str) -> object:
-    """Return the attribute with that name in the source: `__x` in a class C is `_C__x`."""
-    if name.startswith("__") and not name.endswith("__") and value is not _MISSING:
-        for cls in _mro(type(value)):
-            found = _static_attribute(value, f"_{type.__dict__['__name__'].__get__(cls).lstrip('_')}{name}")
-            if found is not _MISSING:
-                return found
-    return _static_attribute(value, name)
-
-
-def _static_item(value: object, key: object) -> object:
-    if type(value) in (list, tuple) and type(key) is int:
-        return value[key] if -len(value) <= key < len(value) else _MISSING  # type: ignore[index, arg-type]
-    if type(value) is dict and type(key) in (int, str) and len(value) <= 1000:
-        return next((each for name, each in list(value.items()) if type(name) is type(key) and name == key), _MISSING)
-    return _MISSING

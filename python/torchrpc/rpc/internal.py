@@ -29,7 +29,7 @@ from ._security.allow_list import find_allowed as find_allowed
 from ._values.by_value import is_main_by_value as is_main_by_value
 from ._values.exceptions import _describe_exception, make_exception
 from ._values.exceptions import _rebuild_exception as _rebuild_exception
-from ._values.exceptions import log_failed_callback as log_failed_callback
+from ._values.failure_log import log_failed_callback as log_failed_callback
 from ._values.names import find_global as find_global
 from ._values.names import find_script_function as find_script_function
 from ._values.names import public_module as public_module

@@ -29,6 +29,7 @@
 #include <torchrpc/metadata.h>
 #include <torchrpc/metrics.h>
 #include <torchrpc/node.h>
+#include <torchrpc/node_options.h>
 #include <torchrpc/optim.h>
 #include <torchrpc/retry.h>
 #include <torchrpc/rref.h>

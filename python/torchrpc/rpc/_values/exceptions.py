@@ -5,23 +5,16 @@ Both steps run on threads of the pool, or on the thread that waits for the call.
 """
 
 import contextlib
-import gc
 import inspect
 import io
-import logging
 import pickle
 import re
-import textwrap
 import traceback
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from torchrpc import _C
-from torchrpc._frames import PACKAGE
-from torchrpc._untrusted import printable
 
 from .._errors import ORIGINAL_TYPE, RemoteException, RpcError, also
 from .._security.allow_list import hidden_name
@@ -35,8 +28,10 @@ from .exception_parts import (
     members_of,
     set_state,
 )
-from .names import find_global, has_name, public_module, replaces_torch, rule_for_variable, this_worker
+from .failure_log import log_raised
+from .names import find_global, has_name, replaces_torch, rule_for_variable
 from .plain_objects import find_exception_type
+from .shown_size import is_shown_small
 
 _TYPE_NOT_RESTORED = (
     "Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
@@ -50,13 +45,6 @@ _GREATEST_DEPTH = 100  # of nested links: causes of causes, members of members
 _MOST_SHOWN = 1 << 22
 _FREE_SHOWN = 1 << 20  # of a received exception, in addition to the following
 _SHOWN_OF_A_BYTE = 16
-
-
-class _LoggedAttributes(dict):
-    """The `__dict__` of an exception that this worker has logged. The type is the mark: no attribute shows it."""
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
 
 
 class _Text(str):
@@ -106,7 +94,7 @@ def _describe_exception(exc: BaseException, caller: str = "") -> tuple[str, byte
     text = head + trace
     if not is_passed_on:
         with contextlib.suppress(Exception):  # raised by a filter of the program
-            _log(exc, shown, caller, is_small)
+            log_raised(exc, shown, caller, is_small)
     if not is_small:
         return text, b""
     try:
@@ -129,66 +117,6 @@ def _advice_for(exc: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
     rule = rule_for_variable(exc.name, frames[-1].f_globals) if frames else ""
     return rule and f"{rule}\n"
-
-
-def _log(exc: BaseException, shown: str, caller: str, is_small: bool) -> None:
-    """Log that a function which `caller` has called here raised `exc`, with the traceback.
-
-    Each failure is logged by the worker whose function raised it; calls that pass the exception on do not log it again.
-    A program without handlers logs nothing, because the caller shows the traceback: workers often share a terminal. But
-    where torchrpc has replaced torch's RPC, which prints failures, logging's last resort prints one line of it.
-    """
-    logger = logging.getLogger("torchrpc.calls")
-    has_handlers = logger.hasHandlers()
-    is_shown = has_handlers or public_module("rpc") == "torch.distributed.rpc"
-    if not is_shown or type(vars(exc)) is _LoggedAttributes:
-        return
-    # A batch, or an RRef's creation, answers several calls with one exception.
-    BaseException.__setattr__(exc, "__dict__", _LoggedAttributes(vars(exc)))
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    codes = [code for code in codes if not code.co_filename.startswith(PACKAGE)]
-    function = getattr(codes[0], "co_qualname", codes[0].co_name) if codes else "a function"
-    _log_failure(function, caller, shown, exc if is_small and has_handlers else None)
-
-
-def _log_failure(function: str, caller: str, shown: str, traced: BaseException | None) -> None:
-    """Log the failure with the traceback of `traced`, if it is given."""
-    caller, function = printable(caller), printable(function)
-    fields = {"worker": this_worker(), "peer": caller, "function": function}
-    whose = f"{function} for {caller}" if caller else function
-    shown = printable(shown)
-    if traced is not None and _can_forge_lines(traced):
-        trace = printable("".join(traceback.format_exception(traced)), has_lines=True)
-        traced, shown = None, f"{shown}\n{textwrap.indent(trace, '  ')}"
-    logger = logging.getLogger("torchrpc.calls")
-    logger.error("%s has run %s, which raised %s", fields["worker"], whose, shown, exc_info=traced, extra=fields)
-
-
-def _can_forge_lines(exc: BaseException) -> bool:
-    """Whether a line of its traceback could be taken for another line of the log: its text may come from a caller."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [exc]
-    while todo:
-        each = todo.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        text = str(each)
-        if "__notes__" in vars(each) or printable(text) != text:
-            return True
-        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
-    return False
-
-
-def log_failed_callback(text: bytes, caller: str) -> None:
-    """Log that the future of a function which `caller` has called here failed with this text. Never raises.
-
-    Torch keeps only the text of an exception that a callback of `future.then` raises.
-    """
-    with contextlib.suppress(Exception):  # raised by a filter of the program
-        shown = text.decode(errors="backslashreplace")
-        if logging.getLogger("torchrpc.calls").hasHandlers() and "On WorkerInfo(" not in shown:
-            _log_failure("a callback", caller, shown, None)
 
 
 def _sendable(text: str) -> str:
@@ -397,47 +325,6 @@ def text_of(exc: BaseException) -> str:
     if not is_shown_small(exc, _MOST_SHOWN):
         return type(exc).__name__
     return _clean(lambda: str(exc), type(exc).__name__)
-
-
-_NOT_SHOWN = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.TracebackType, torch.Tensor)
-_WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type(None))
-
-
-def is_shown_small(value: Any, most: int) -> bool:
-    """Whether a text that shows this value has about `most` characters at most: it shows a part again wherever the part
-    occurs. No code of the program runs, and the time is in proportion to the number of parts.
-    """
-    sizes: dict[int, int] = {}
-    todo: list[tuple[Any, list[Any] | None]] = [(value, None)]
-    left = most
-    while todo:
-        each, parts = todo.pop()
-        if parts is not None:
-            sizes[id(each)] = min(most + 1, _own_size(each) + sum(sizes[id(part)] for part in parts))
-        elif id(each) not in sizes:
-            parts = _parts_of(each)
-            left -= 1 + len(parts)
-            if left < 0:
-                return False
-            sizes[id(each)] = 0  # if the value contains itself, "..." is shown
-            todo.append((each, parts))
-            todo += [(part, None) for part in parts if id(part) not in sizes]
-    return sizes[id(value)] <= most
-
-
-def _own_size(value: Any) -> int:
-    if isinstance(value, (str, bytes, bytearray)):
-        return len(value)
-    return value.bit_length() // 3 if type(value) is int else 1
-
-
-def _parts_of(value: Any) -> list[Any]:
-    if isinstance(value, BaseException):
-        notes = vars(value).get("__notes__")
-        return [value.args, value.__cause__, value.__context__, notes, *members_of(value).values()]
-    if isinstance(value, _WITHOUT_PARTS):
-        return []
-    return [part for part in gc.get_referents(value) if not isinstance(part, _NOT_SHOWN)]
 
 
 def _shows(exc: BaseException, text: str) -> bool:

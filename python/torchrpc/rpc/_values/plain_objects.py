@@ -6,19 +6,13 @@ objects"). For any other object it calls `lower_object`, which returns the name 
 object can be made; `make_object` does the reverse. See Note [Objects without pickle]. Threads: any.
 """
 
-import builtins
 import collections
 import copyreg
 import dataclasses
-import datetime
-import decimal
 import enum
-import fractions
 import functools
 import operator
-import pathlib
 import types
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +20,6 @@ import torch
 
 from torchrpc import _C
 
-from .. import _errors
 from .._errors import NameNotFoundError, NotAllowedError, SerializationError
 from .._security.allow_list import (
     check_allowed,
@@ -37,10 +30,11 @@ from .._security.allow_list import (
     is_listed_class,
     refused,
 )
-from .arrays import is_of_numpy, lower_array, make_array, make_dtype, make_scalar
+from .arrays import is_of_numpy, lower_array
 from .exception_parts import are_fields, built_in_base, instance, is_notes, members_of, set_state
 from .names import NAMED_KINDS, find_loaded, find_script_function, has_name, shortened, this_worker
-from .quantized import check_packed, make_packed, parts_of_packed
+from .quantized import parts_of_packed
+from .standard_kinds import CONSTANTS, FREE_CLASSES, LOWERS, MAKERS, NAMES_OF_CONSTANTS, Lower, Make, require
 
 # Note [Objects without pickle]
 #
@@ -56,10 +50,6 @@ from .quantized import check_packed, make_packed, parts_of_packed
 
 _T = TypeVar("_T", bound=type)
 
-_MOST_RANGE_BITS = 1 << 10  # the length of a range takes time in proportion to the square of the bits
-_MOST_FRACTION_BITS = 1 << 13  # the same holds for the greatest common divisor of numerator and denominator
-_MOST_DECIMAL_DIGITS = 10_000
-_MOST_DECIMAL_EXPONENT = 999_999  # the limit of decimal's default contexts; such an int has half a megabyte
 _MOST_FLAG_BITS = 1 << 10
 _MOST_FLAGS = 1 << 12  # members and combinations of one class: Python keeps all of them
 _data_classes: dict[str, type] = {}  # by "module.qualified name"
@@ -101,155 +91,6 @@ class _Unsendable(Exception):
     """A value has no form without pickle. The text is a clause whose subject is the value."""
 
 
-# --- Kinds of values of Python and torch ---
-
-Make = Callable[..., Any]  # from the parts
-Lower = Callable[[Any], tuple]  # to the parts
-
-
-class _Maker(NamedTuple):
-    make: Make
-    kinds: tuple[type, ...] | None  # the types of the parts; None: `make` checks them
-
-
-_lowers: dict[type, tuple[str, Lower]] = {}  # by the exact type of the value
-_makers: dict[str, _Maker] = {}
-
-
-def _kind(cls: type, kinds: tuple[type, ...] | None, lower: Lower, make: Make | None = None, name: str = "") -> None:
-    name = name or cls.__name__
-    _lowers[cls] = name, lower
-    _makers[name] = _Maker(make or cls, kinds)
-
-
-def _require(condition: Any, what: str) -> None:
-    if not condition:
-        raise ValueError(f"the parts of a {what} are not those that are sent")
-
-
-def _make_range(start: int, stop: int, step: int) -> range:
-    _require(all(part.bit_length() <= _MOST_RANGE_BITS for part in (start, stop, step)), "range")
-    return range(start, stop, step)
-
-
-def _make_fraction(numerator: int, denominator: int) -> fractions.Fraction:
-    _require(max(numerator.bit_length(), denominator.bit_length()) <= _MOST_FRACTION_BITS, "Fraction")
-    return fractions.Fraction(numerator, denominator)
-
-
-def _make_slice(*parts: Any) -> slice:
-    scalars = (int, float, str, bytes, bool, type(None), torch.Tensor)
-    _require(len(parts) == 3 and all(type(part) in scalars for part in parts), "slice")
-    return slice(*parts)
-
-
-def _make_with_zone(cls: Any, count: int) -> Make:
-    def make(*parts: Any) -> Any:
-        *numbers, fold, zone = parts
-        are_numbers = len(numbers) == count and all(type(number) is int for number in (*numbers, fold))
-        _require(are_numbers and (zone is None or issubclass(type(zone), datetime.tzinfo)), cls.__name__)
-        return cls(*numbers, zone, fold=fold)
-
-    return make
-
-
-def _make_timezone(*parts: Any) -> datetime.timezone:
-    kinds = [type(part) for part in parts]
-    _require(kinds in ([datetime.timedelta], [datetime.timedelta, str]), "timezone")
-    return datetime.timezone(*parts)
-
-
-def _make_decimal(text: str) -> decimal.Decimal:
-    _require(len(text) <= _MOST_DECIMAL_DIGITS, "Decimal")
-    number = decimal.Decimal(text)
-    _require(not number.is_finite() or abs(number.adjusted()) <= _MOST_DECIMAL_EXPONENT, "Decimal")
-    return number
-
-
-def _make_uuid(number: int, is_safe: Any) -> uuid.UUID:
-    _require(type(number) is int and (is_safe is None or type(is_safe) is int), "UUID")
-    return uuid.UUID(int=number, is_safe=uuid.SafeUUID(is_safe))
-
-
-def _make_size(*sizes: Any) -> torch.Size:
-    _require(all(type(size) is int for size in sizes), "torch.Size")
-    return torch.Size(sizes)
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _make_typed_storage(data: torch.Tensor, dtype: torch.dtype) -> torch.TypedStorage:
-    storage = data.untyped_storage()
-    _require(storage.nbytes() % dtype.itemsize == 0, "TypedStorage")
-    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _make_packed(*parts: Any) -> torch.Tensor:
-    check_packed(*parts)
-    return make_packed(*parts)
-
-
-_kind(str, (bytes,), lambda value: (value.encode("utf-8", "surrogatepass"),), name="surrogates",
-      make=lambda data: str(data, "utf-8", "surrogatepass"))  # fmt: skip
-_kind(bytearray, (bytes,), lambda value: (bytes(value),))
-_kind(range, (int, int, int), lambda value: (value.start, value.stop, value.step), _make_range)
-_kind(slice, None, lambda value: (value.start, value.stop, value.step), _make_slice)
-_kind(datetime.date, (int, int, int), lambda value: (value.year, value.month, value.day))
-_kind(datetime.datetime, None, lambda value: (
-    *(value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.fold),
-    value.tzinfo), _make_with_zone(datetime.datetime, 7))  # fmt: skip
-_kind(datetime.time, None, lambda value: (
-    *(value.hour, value.minute, value.second, value.microsecond, value.fold), value.tzinfo),
-    _make_with_zone(datetime.time, 4))  # fmt: skip
-_kind(datetime.timedelta, (int, int, int), lambda value: (value.days, value.seconds, value.microseconds))
-_kind(datetime.timezone, None, lambda value: value.__getinitargs__(), _make_timezone)
-_kind(decimal.Decimal, (str,), lambda value: (str(value),), _make_decimal)
-_kind(fractions.Fraction, (int, int), lambda value: (value.numerator, value.denominator), _make_fraction)
-_kind(uuid.UUID, None, lambda value: (value.int, value.is_safe.value), _make_uuid)
-for _path in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path())):
-    _kind(_path, (str,), lambda value: (str(value),))
-_kind(_C.WorkerInfo, (str, int), lambda value: (value.name, value.id))
-_kind(torch.Size, None, tuple, _make_size)
-_kind(torch.UntypedStorage, (torch.Tensor,), lambda value: (_bytes_of(value),), lambda data: data.untyped_storage())
-_kind(torch.TypedStorage, (torch.Tensor, torch.dtype), lambda value: (
-    _bytes_of(value._untyped_storage), value.dtype), _make_typed_storage)  # fmt: skip
-_lowers[torch.jit.ScriptFunction] = "ScriptFunction", lambda value: (value.qualified_name,)
-_makers["dtype"] = _Maker(make_dtype, (str,))
-_makers["array"] = _Maker(make_array, (str, tuple, bool, object))
-_makers["scalar"] = _Maker(make_scalar, (str, object))
-_makers["quantized_packed"] = _Maker(_make_packed, None)
-
-_CONSTANTS: dict[str, Any] = {
-    **{str(value): value for value in (..., NotImplemented)},
-    **{kind.__name__: kind for kind in (type(None), type(...), type(NotImplemented))},
-    **{
-        str(value): value
-        for value in vars(torch).values()
-        if type(value) in (torch.layout, torch.memory_format, torch.qscheme)
-    },
-}
-_NAMES_OF_CONSTANTS = {id(value): name for name, value in _CONSTANTS.items()}
-
-# Classes that may be sent by name although no list has them. Calling one of them does no harm.
-_FREE_CLASSES: dict[str, type] = {
-    claimed_name(cls): cls
-    for cls in (
-        *(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set, slice, str, tuple),
-        *(collections.OrderedDict, collections.deque, collections.Counter, collections.defaultdict),
-        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
-        *(decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePosixPath, pathlib.PureWindowsPath),
-        *(type(pathlib.Path()), torch.Size, torch.device, torch.Tensor, torch.nn.Parameter),
-        *(
-            each
-            for each in (*vars(builtins).values(), *vars(_errors).values())
-            if isinstance(each, type) and issubclass(each, Exception)
-        ),
-    )
-}
-
-
 # --- Objects of classes ---
 
 
@@ -268,7 +109,7 @@ def _make_deque(cls: Any, most: int | None, items: list) -> Any:
 
 
 def _make_defaultdict(cls: Any, factory: Any, items: dict) -> Any:
-    _require(factory is None or isinstance(factory, NAMED_KINDS), "defaultdict")
+    require(factory is None or isinstance(factory, NAMED_KINDS), "defaultdict")
     made = collections.defaultdict.__new__(cls)
     collections.defaultdict.__init__(made, factory)
     dict.update(made, items)
@@ -384,9 +225,9 @@ def lower_object(value: Any, classes: tuple | None) -> tuple:
         _Unsendable: the value has no such form.
     """
     kind = type(value)
-    if (known := _lowers.get(kind)) is not None:
+    if (known := LOWERS.get(kind)) is not None:
         return known[0], *known[1](value)
-    if (name := _NAMES_OF_CONSTANTS.get(id(value))) is not None:
+    if (name := NAMES_OF_CONSTANTS.get(id(value))) is not None:
         return "constant", name
     if isinstance(value, torch.Tensor):
         return _lower_tensor(kind, value)
@@ -525,7 +366,7 @@ def make_object(kind: str, parts: tuple, allowed: _C._AllowList | None) -> Any:
     """
     if (make := _MAKERS_OF_CLASSES.get(kind)) is not None:
         return make(parts, allowed)
-    maker = _makers.get(kind)
+    maker = MAKERS.get(kind)
     if maker is None:
         raise _malformed(f"it has an object of the unknown kind {shortened(kind)}")
     if maker.kinds is not None and not _are(parts, maker.kinds):
@@ -560,7 +401,7 @@ def _make_global(parts: tuple, allowed: _C._AllowList | None) -> Any:
     _check_parts(_are(parts, (str, str)), "global")
     module, qualified_name = parts
     name = f"{module}.{qualified_name}"
-    if found := _FREE_CLASSES.get(name) or _data_classes.get(name):
+    if found := FREE_CLASSES.get(name) or _data_classes.get(name):
         return found
     if allowed is not None:
         found = find_listed(module, qualified_name, allowed)
@@ -585,8 +426,8 @@ def _make_script_function(parts: tuple, allowed: _C._AllowList | None) -> Any:
 
 
 def _make_constant(parts: tuple, _: _C._AllowList | None) -> Any:
-    _check_parts(_are(parts, (str,)) and parts[0] in _CONSTANTS, "constant")
-    return _CONSTANTS[parts[0]]
+    _check_parts(_are(parts, (str,)) and parts[0] in CONSTANTS, "constant")
+    return CONSTANTS[parts[0]]
 
 
 def _make_member(parts: tuple, allowed: _C._AllowList | None) -> Any:
@@ -654,7 +495,7 @@ def _make_instance(parts: tuple, allowed: _C._AllowList | None) -> Any:
 def _find_data_class(module: str, qualified_name: str, allowed: _C._AllowList | None) -> type:
     """Return the class of that name if it is registered or listed here. For another name, nothing is imported."""
     name = f"{'__main__' if module == '__mp_main__' else module}.{qualified_name}"
-    if (found := _FREE_CLASSES.get(name)) in _SENT_WITHOUT_NAMES:
+    if (found := FREE_CLASSES.get(name)) in _SENT_WITHOUT_NAMES:
         return found
     if found := _data_classes.get(name):
         return found
@@ -672,7 +513,7 @@ def _find_data_class(module: str, qualified_name: str, allowed: _C._AllowList | 
 
 def find_exception_type(module: str, name: str, allowed: _C._AllowList | None) -> type:
     """Return a class of Python's or torchrpc's exceptions, or a registered or listed class."""
-    return _FREE_CLASSES.get(f"{module}.{name}") or _find_data_class(module, name, allowed)
+    return FREE_CLASSES.get(f"{module}.{name}") or _find_data_class(module, name, allowed)
 
 
 def _make_exception(parts: tuple, allowed: _C._AllowList | None) -> Any:
