@@ -80,13 +80,13 @@ void CallServer::serve(const ServerCallPtr& call, Frame&& frame) {
     decode(*call);
     if (handler.where == Where::kLoop) {
       const auto record = recordOf(*call);
-      if (observer_) observer_->onServe(*call->request, responder);
+      observe(*call->request, responder);
       handler.serve(*std::move(call->request), responder);
       call->request.reset();
       return unanswered_.add(record, responder);
     }
     if (handler.loop_first) {
-      if (observer_) observer_->onServe(*call->request, responder);
+      observe(*call->request, responder);
       if (handler.loop_first(*call->request, responder)) return;
     }
     serveLater(handler, call, may_keep && !environment_.is_group_function(call->request->message));
@@ -150,15 +150,20 @@ void CallServer::handle(const Handler& handler, Request&& request, const Respond
   const auto* bytes = request.message.header(HeaderKind::kRepeatable);
   // For calls that keep their result here, CallService looks for earlier arrivals.
   if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
-    if (observer_ && !responder.isObserved()) observer_->onServe(request, responder);
+    if (!responder.isObserved()) observe(request, responder);
     return handler.serve(std::move(request), responder);
   }
   if (auto once = environment_.keyed.begin(request, RepeatableHeader::decode(*bytes), responder)) {
-    if (observer_) observer_->onServe(request, *once);
+    observe(request, *once);
     runOrAnswer(*once, [&] { handler.serve(std::move(request), *once); });
   } else {
     environment_.not_served(request.message);
   }
+}
+
+void CallServer::observe(const Request& request, const Responder& responder) const {
+  if (!observer_) return;
+  if (const auto note = observer_->onServe(request); note.isSet()) responder.observe(*observer_, note);
 }
 
 void CallServer::reportStart(const ServerCall& call) {

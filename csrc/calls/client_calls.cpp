@@ -173,7 +173,7 @@ void ClientCalls::failUnsent(CallId id, const Error& reason) {
 
 void ClientCalls::finish(const ClientCall& call, Result<Message>&& result) {
   if (reports_ends_.load(std::memory_order_relaxed)) environment_.on_ended(call);
-  if (call.note.number != 0) observer_->onReply(call.note, result);
+  if (call.note.isSet()) observer_->onReply(call.note, result);
   call.handler(std::move(result));
 }
 
@@ -285,7 +285,7 @@ void ClientCalls::notifyCallee(const ClientCall& call, CancelKind kind) {
 
 Messenger::ReplyHandler ClientCalls::observed(WorkerId to, const Message& message, ReplyHandler&& handler) {
   const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
-  if (note.number == 0) return handler;
+  if (!note.isSet()) return std::move(handler);
   return [this, note, handler = std::move(handler)](Result<Message> result) {
     observer_->onReply(note, result);
     handler(std::move(result));

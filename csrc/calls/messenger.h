@@ -25,10 +25,13 @@ namespace torchrpc {
 /// Observes how requests that are made or served end, without a wrapper around each handler. Called on any thread.
 class ReplyObserver {
  public:
-  /// What the observer has noted of a request. Number 0: nothing, so the observer is not informed of the end.
+  /// What the observer has noted of a request. If both numbers are 0, it is not informed of the end.
   struct Note {
-    uint32_t number = 0;
-    TimePoint begun{};
+    uint32_t counted = 0;  ///< the number of what CallMetrics counts
+    uint32_t watched = 0;  ///< the number of the request in SlowCalls
+    TimePoint begun{};     ///< if it is counted
+
+    bool isSet() const { return counted != 0 || watched != 0; }
   };
 
   /// Called once, before the reply is delivered. Must be brief.
@@ -153,8 +156,8 @@ class CallObserver : public ReplyObserver {
  public:
   /// Called when this node makes a request.
   virtual Note onRequest(WorkerId to, const Message& message) = 0;
-  /// Called before the handler of a request receives it. May call responder.observe().
-  virtual void onServe(const Request& request, const Responder& responder) = 0;
+  /// Called before the handler of a request receives it.
+  virtual Note onServe(const Request& request) = 0;
 
  protected:
   ~CallObserver() = default;

@@ -114,7 +114,7 @@ std::unique_ptr<SlowCalls> Node::makeSlowCalls() {
       for (const auto& call : calls) log(LogLevel::kWarning, describe(call));
     };
   }
-  return std::make_unique<SlowCalls>(agent_, timer_, limit, std::move(report));
+  return std::make_unique<SlowCalls>(agent_, call_metrics_, timer_, limit, std::move(report));
 }
 
 Group::Options Node::groupOptions() const {
@@ -162,7 +162,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       call_metrics_(agent_, options_.metrics ? *options_.metrics : defaultMetrics()),
       agent_(agentOptions(), std::move(transport), timer_),
       slow_calls_(makeSlowCalls()),
-      interceptors_(slow_calls_ ? *slow_calls_ : static_cast<Messenger&>(agent_), options_.interceptors),
+      interceptors_(agent_, options_.interceptors),
       devices_(
           interceptors_,
           {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
@@ -200,7 +200,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
                  rrefs_->onWorkerLost(worker);
                  autograd_.onWorkerLost(worker);
                }}) {
-  agent_.observeCalls(call_metrics_);
+  agent_.observeCalls(slow_calls_ ? *slow_calls_ : static_cast<CallObserver&>(call_metrics_));
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) {
     devices_.onLateReply(reply);

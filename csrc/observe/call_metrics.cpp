@@ -319,24 +319,23 @@ ReplyObserver::Note CallMetrics::begin(Side side, const Message& message, Worker
   auto& counters = mine->own(known.pair);
   counters.begun.add(1);
   counters.request_bytes.add(bytesOfValues(message));
-  return {.number = known.pair + 1, .begun = std::chrono::steady_clock::now()};
+  return {.counted = known.pair + 1, .begun = std::chrono::steady_clock::now()};
 }
 
 ReplyObserver::Note CallMetrics::onRequest(WorkerId to, const Message& message) {
   return isOn() ? begin(Side::kOut, message, to, nullptr) : Note();
 }
 
-void CallMetrics::onServe(const Request& request, const Responder& responder) {
-  if (!isOn() || request.from.id == kNoWorker) return;  // observers are not workers
-  const auto note = begin(Side::kIn, request.message, request.from.id, &request.from.name);
-  if (note.number != 0) responder.observe(*this, note);
+ReplyObserver::Note CallMetrics::onServe(const Request& request) {
+  if (!isOn() || request.from.id == kNoWorker) return {};  // observers are not workers
+  return begin(Side::kIn, request.message, request.from.id, &request.from.name);
 }
 
 void CallMetrics::onReply(const Note& note, const Result<Message>& reply) {
   auto* const mine = tables_->mine();
   if (!mine) return;
   const auto elapsed = std::chrono::steady_clock::now() - note.begun;
-  auto& counters = mine->own(note.number - 1);
+  auto& counters = mine->own(note.counted - 1);
   counters.ended.add(1);
   counters.addLatency(static_cast<uint64_t>(std::max<int64_t>(std::chrono::nanoseconds(elapsed).count(), 0)));
   if (reply) {

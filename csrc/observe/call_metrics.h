@@ -67,7 +67,7 @@ class CallMetrics final : public CallObserver {
   std::vector<CallCounts> snapshot() const;
 
   Note onRequest(WorkerId to, const Message& message) override;
-  void onServe(const Request& request, const Responder& responder) override;
+  Note onServe(const Request& request) override;
   void onReply(const Note& note, const Result<Message>& reply) override;
 
  private:

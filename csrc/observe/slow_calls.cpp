@@ -41,33 +41,54 @@ std::string describe(const SlowCall& call) {
                 : call.function + ", which " + call.worker + " served for " + call.peer + ", took " + seconds + end;
 }
 
-SlowCalls::SlowCalls(Messenger& messenger, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter)
-    : ForwardingMessenger(messenger), timer_(std::move(timer)), limit_(limit), reporter_(std::move(reporter)) {
+SlowCalls::SlowCalls(
+    const Messenger& workers, CallObserver& next, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter)
+    : workers_(workers), next_(next), timer_(std::move(timer)), limit_(limit), reporter_(std::move(reporter)) {
   scheduleReport();
 }
 
-template <typename Handler>
-auto SlowCalls::watching(Watched watched, const Message& message, Handler handler) {
-  watched.call.worker = self().name;
+uint32_t SlowCalls::watch(Watched watched, const Message& message) {
+  // Requests that are sent until they are answered may wait for a lost worker, and are not calls.
+  if (!isCounted(message.kind)) return 0;
+  watched.call.worker = workers_.self().name;
   watched.call.function = functionOf(message);
   watched.begun = timer_->now();
-  const auto id = next_id_.fetch_add(1, std::memory_order_relaxed);
-  auto& part = partOf(id);
-  {
+  for (;;) {
+    const auto number = next_number_.fetch_add(1, std::memory_order_relaxed);
+    if (number == 0) continue;  // after four billion calls
+    auto& part = partOf(number);
     MutexLock lock(part.mutex);
-    part.calls.emplace(id, std::move(watched));
+    if (part.slow.contains(number)) continue;  // a call that old
+    if (part.calls.emplace(number, std::move(watched)).second) return number;
   }
-  return [this, id, handler = std::move(handler)](Result<Message> reply) {
-    end(id, reply);
-    handler(std::move(reply));
-  };
 }
 
-void SlowCalls::end(uint64_t id, const Result<Message>& reply) {
-  auto& part = partOf(id);
+ReplyObserver::Note SlowCalls::onRequest(WorkerId to, const Message& message) {
+  auto note = next_.onRequest(to, message);
+  note.watched = watch({.call = {.side = CallCounts::Side::kOut, .peer = workers_.worker(to).name}}, message);
+  return note;
+}
+
+ReplyObserver::Note SlowCalls::onServe(const Request& request) {
+  auto note = next_.onServe(request);
+  note.watched = watch(
+      {.call = {.side = CallCounts::Side::kIn, .peer = request.from.name},
+       .id = request.message.call,
+       .from = request.from.id},
+      request.message);
+  return note;
+}
+
+void SlowCalls::onReply(const Note& note, const Result<Message>& reply) {
+  if (note.watched != 0) end(note.watched, reply);
+  if (note.counted != 0) next_.onReply(note, reply);
+}
+
+void SlowCalls::end(uint32_t number, const Result<Message>& reply) {
+  auto& part = partOf(number);
   MutexLock lock(part.mutex);
-  if (part.calls.erase(id) != 0) return;
-  const auto found = part.slow.find(id);
+  if (part.calls.erase(number) != 0) return;
+  const auto found = part.slow.find(number);
   if (found == part.slow.end()) return;
   auto call = std::move(found->second.call);
   call.age = timer_->now() - found->second.begun;
@@ -75,29 +96,6 @@ void SlowCalls::end(uint64_t id, const Result<Message>& reply) {
   if (!reply) call.error = name(reply.error().code());
   part.slow.erase(found);
   part.ended.push_back(std::move(call));
-}
-
-void SlowCalls::request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) {
-  // Requests of requestReliably() are not watched: these control messages are sent until they are answered, may wait
-  // for a lost worker, and are not calls.
-  Watched call{.call = {.side = CallCounts::Side::kOut, .peer = worker(to).name}};
-  auto watched = watching(std::move(call), message, std::move(handler));
-  ForwardingMessenger::request(to, std::move(message), timeout, std::move(watched));
-}
-
-void SlowCalls::on(Kind kind, Where where, RequestHandler handler) {
-  if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
-  ForwardingMessenger::on(
-      kind, where, [this, handler = std::move(handler)](Request&& request, const Responder& responder) {
-        Watched call{
-            .call = {.side = CallCounts::Side::kIn, .peer = request.from.name},
-            .id = request.message.call,
-            .from = request.from.id};
-        auto watched = watching(std::move(call), request.message, [responder](Result<Message> reply) {
-          responder.complete(std::move(reply));
-        });
-        handler(std::move(request), Responder(std::move(watched)));
-      });
 }
 
 void SlowCalls::scheduleReport() {
@@ -125,7 +123,7 @@ void SlowCalls::addState(
 }
 
 std::string SlowCalls::describe(const ThreadWait& wait) const {
-  const auto of = [&] { return wait.to == kNoWorker ? std::string() : " of " + worker(wait.to).name; };
+  const auto of = [&] { return wait.to == kNoWorker ? std::string() : " of " + workers_.worker(wait.to).name; };
   switch (wait.kind) {
     case ThreadWait::Kind::kNothing: return "waits for no other worker";
     case ThreadWait::Kind::kReply: return "waits for a reply" + of();

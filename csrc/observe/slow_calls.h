@@ -1,10 +1,10 @@
 #pragma once
 
-// A Messenger directly around the agent, of nodes that report slow calls. It keeps a list of the unanswered requests of
-// both directions, and checks the list once a second, or more often for a shorter limit. It reports each request that
-// takes longer than the limit once, and again when the request has ended. Nodes that do not report slow calls have no
-// such object. Retries happen below it, so a call with retries counts as one call.
-// Threads: as Messenger. The reporter is called on the timer thread.
+// Observes the requests of nodes that report slow calls, in front of the metrics. It keeps a list of the unanswered
+// requests of both directions, and checks the list once a second, or more often for a shorter limit. It reports each
+// request that takes longer than the limit once, and again when the request has ended. Nodes that do not report slow
+// calls have no such object. A call with retries counts as one call.
+// Threads: as CallObserver. The reporter is called on the timer thread.
 
 #include <array>
 #include <functional>
@@ -37,17 +37,20 @@ struct SlowCall {
 /// "worker0 waits for worker1 to run train.step, for 5.2 s so far". One line.
 std::string describe(const SlowCall& call);
 
-class SlowCalls final : public ForwardingMessenger {
+class SlowCalls final : public CallObserver {
  public:
   /// Called on the timer thread with the calls that have become slow, and the slow calls that have ended, since the
   /// last check. Not called if there are none. It must be brief, and must not block or throw.
   using Reporter = std::function<void(const std::vector<SlowCall>&)>;
 
-  /// `messenger` must outlive this object. `timer` must be closed before this object is destroyed.
-  SlowCalls(Messenger& messenger, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter);
+  /// `workers` has the names of workers. `next` is informed of everything, too. Both must outlive this object. `timer`
+  /// must be closed before this object is destroyed.
+  SlowCalls(
+      const Messenger& workers, CallObserver& next, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter);
 
-  void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override;
-  void on(Kind kind, Where where, RequestHandler handler) override;
+  Note onRequest(WorkerId to, const Message& message) override;
+  Note onServe(const Request& request) override;
+  void onReply(const Note& note, const Result<Message>& reply) override;
 
  private:
   struct Watched {
@@ -59,25 +62,27 @@ class SlowCalls final : public ForwardingMessenger {
   /// A shard of the calls with its own mutex, so that threads that make calls seldom contend for one.
   struct Part {
     Mutex mutex;
-    std::unordered_map<uint64_t, Watched> calls TORCHRPC_GUARDED_BY(mutex);
-    std::unordered_map<uint64_t, Watched> slow TORCHRPC_GUARDED_BY(mutex);  ///< reported, and still unanswered
+    std::unordered_map<uint32_t, Watched> calls TORCHRPC_GUARDED_BY(mutex);
+    std::unordered_map<uint32_t, Watched> slow TORCHRPC_GUARDED_BY(mutex);  ///< reported, and still unanswered
     std::vector<SlowCall> ended TORCHRPC_GUARDED_BY(mutex);                 ///< since the last report
   };
 
-  template <typename Handler>
-  auto watching(Watched watched, const Message& message, Handler handler);
-  void end(uint64_t id, const Result<Message>& reply);
+  /// Returns the number of the request in the list; 0: it is not watched.
+  uint32_t watch(Watched watched, const Message& message);
+  void end(uint32_t number, const Result<Message>& reply);
   /// Sets the state and the thread of a call that this worker serves.
   void addState(const Watched& watched, SlowCall& call, const std::vector<ThreadRecord::Snapshot>& threads) const;
   std::string describe(const ThreadWait& wait) const;
   void scheduleReport();
   void report();
-  Part& partOf(uint64_t id) { return parts_[id % parts_.size()]; }
+  Part& partOf(uint32_t number) { return parts_[number % parts_.size()]; }
 
+  const Messenger& workers_;
+  CallObserver& next_;
   const std::shared_ptr<Timer> timer_;
   const Duration limit_;
   const Reporter reporter_;
-  std::atomic<uint64_t> next_id_{0};
+  std::atomic<uint32_t> next_number_{1};
   std::array<Part, 16> parts_;
 };
 

@@ -41,11 +41,11 @@ TEST_CASE("an observer sees each request once, on both sides, whichever thread s
     std::atomic<int> made = 0, served = 0, ended = 0;
     Note onRequest(WorkerId, const Message&) override {
       ++made;
-      return {.number = 1};
+      return {.counted = 1};
     }
-    void onServe(const Request&, const Responder& responder) override {
+    Note onServe(const Request&) override {
       ++served;
-      responder.observe(*this, {.number = 2});
+      return {.watched = 2};
     }
     void onReply(const Note&, const Result<Message>&) override { ++ended; }
   };

@@ -22,7 +22,9 @@ using Side = CallCounts::Side;
 /// worker0 calls worker1, which answers when it is told to; both report calls that take 5 s.
 struct WatchedPair {
   WatchedPair() {
-    callee.on(Kind::kCppCall, Messenger::Where::kPool, [this](const Request&, const Responder& responder) {
+    group[0].observeCalls(caller);
+    group[1].observeCalls(callee);
+    group[1].on(Kind::kCppCall, Messenger::Where::kPool, [this](const Request&, const Responder& responder) {
       held.emplace(responder);
       is_running.count_down();
     });
@@ -34,7 +36,7 @@ struct WatchedPair {
   void call(const std::string& function) {
     std::string payload;
     Writer(payload).putString(function);
-    caller.request(1, {.kind = Kind::kCppCall, .payload = payload}, kNoLimit, pending.handler());
+    group[0].request(1, {.kind = Kind::kCppCall, .payload = payload}, kNoLimit, pending.handler());
     is_running.wait();
   }
   /// Until the thread that ran the handler has left it.
@@ -46,7 +48,9 @@ struct WatchedPair {
   LoopbackGroup group{{.size = 2}};
   std::shared_ptr<ManualTimer> timer = std::make_shared<ManualTimer>();
   std::vector<SlowCall> of_caller, of_callee;
-  SlowCalls caller{group[0], timer, 5s, into(of_caller)}, callee{group[1], timer, 5s, into(of_callee)};
+  CallMetrics uncounted{group[0], false};
+  SlowCalls caller{group[0], uncounted, timer, 5s, into(of_caller)};
+  SlowCalls callee{group[1], uncounted, timer, 5s, into(of_callee)};
   std::latch is_running{1};
   std::optional<Responder> held;
   Pending pending;
@@ -108,13 +112,13 @@ TEST_CASE("the report of a slow call's end says how it has failed") {
 TEST_CASE("the report of a call that is served says what its thread waits for") {
   WatchedPair pair;
   std::latch may_end{1};
-  pair.callee.on(Kind::kScriptCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
+  pair.group[1].on(Kind::kScriptCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
     const WaitScope waiting({.kind = ThreadWait::Kind::kReply, .to = 0});
     pair.is_running.count_down();
     may_end.wait();
     responder.reply({.kind = Kind::kReply});
   });
-  pair.caller.request(1, {.kind = Kind::kScriptCall}, kNoLimit, pair.pending.handler());
+  pair.group[0].request(1, {.kind = Kind::kScriptCall}, kNoLimit, pair.pending.handler());
   pair.is_running.wait();
   pair.timer->advance(6s);
   REQUIRE(pair.of_callee.size() == 1);
