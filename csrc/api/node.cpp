@@ -92,6 +92,12 @@ core::Node::Options coreOptions(const NodeOptions& options) {
     throwInvalidArgument("idempotency_window must be positive");
   }
   core.idempotency_window = options.idempotency_window;
+  if (options.liveness_timeout && *options.liveness_timeout < Duration::zero()) {
+    throwInvalidArgument("liveness_timeout must not be negative");
+  }
+  if (options.liveness_timeout) {
+    core.liveness_timeout = *options.liveness_timeout == Duration::zero() ? kNoLimit : *options.liveness_timeout;
+  }
   core.agent.propagate_deadlines = options.propagate_deadlines;
   core.agent.cancel_on_timeout = options.cancel_on_timeout;
   core.metrics = options.metrics;

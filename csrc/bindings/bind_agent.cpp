@@ -286,6 +286,7 @@ void bindAgent(py::module_& module) {
       .def(
           "_is_member", [](const PyAgent& self, WorkerId id) { return nodeOf(self).isMember(id); }, py::arg("id"))
       .def("get_debug_info", &debugInfo)
+      .def("_health_address", [](const PyAgent& self) { return nodeOf(self).healthAddress(); })
       .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })
       .def(
           "_update_group_membership",

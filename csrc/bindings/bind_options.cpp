@@ -10,6 +10,7 @@
 #include "bindings/py_agent.h"
 #include "bindings/py_audit_log.h"
 #include "bindings/py_errors.h"
+#include "bindings/py_health_check.h"
 #include "node/launcher.h"
 
 namespace torchrpc::bindings {
@@ -91,6 +92,7 @@ Node::Options TensorPipeOptionsBase::nodeOptions() const {
       .maps = toDeviceMaps(device_maps),
       .devices = py::cast<Devices>(devices),
       .maps_to_same_device = maps_to_same_device};
+  options.health_check = healthCheckOf(health_check);
   options.metadata = metadataOf(options.allowed_functions);
   return options;
 }
@@ -146,7 +148,8 @@ void bindOptions(py::module_& module) {
                       std::optional<bool> metrics, std::optional<double> slow_call_s, bool uses_pickles,
                       const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
-                      py::object audit_function, bool share_device_tensors) {
+                      py::object audit_function, bool share_device_tensors, std::optional<uint64_t> max_calls,
+                      std::string health_address, py::object health_check) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -185,6 +188,9 @@ void bindOptions(py::module_& module) {
             node.shares_device_tensors = share_device_tensors;
             node.agent.limits = node.transport.limits = toLimits(limits);
             for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
+            node.agent.max_calls = max_calls;
+            node.health_address = std::move(health_address);
+            options->health_check = std::move(health_check);
             options->audit_path = std::move(audit_path);
             options->audit_function = std::move(audit_function);
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws if no transport has this name
@@ -200,7 +206,8 @@ void bindOptions(py::module_& module) {
           py::arg("max_queued_bytes") = std::nullopt, py::arg("idempotency_window") = std::nullopt,
           py::arg("metrics") = std::nullopt, py::arg("slow_call_s") = std::nullopt, py::arg("uses_pickles") = true,
           py::arg("limits") = py::dict(), py::arg("quotas") = py::list(), py::arg("audit_path") = "",
-          py::arg("audit_function") = py::none(), py::arg("share_device_tensors") = false)
+          py::arg("audit_function") = py::none(), py::arg("share_device_tensors") = false,
+          py::arg("max_calls") = std::nullopt, py::arg("health_address") = "", py::arg("health_check") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -226,6 +233,7 @@ void bindOptions(py::module_& module) {
             return *limit == kNoLimit ? 0 : std::chrono::duration<double>(*limit).count();
           })
       .def_property_readonly("metrics", [](const TensorPipeOptionsBase& self) { return self.node.metrics; })
+      .def_property_readonly("max_calls", [](const TensorPipeOptionsBase& self) { return self.node.agent.max_calls; })
       .def_property(
           "_allowed", [](const TensorPipeOptionsBase& self) { return namesOf(self.node.allowed_functions); },
           [](TensorPipeOptionsBase& self, const AllowedNames& names) {

@@ -35,6 +35,7 @@ struct TensorPipeOptionsBase : RpcBackendOptions {
   bool maps_to_same_device = false;
   py::list devices;
   std::string audit_path;                 ///< empty: no file
+  py::object health_check{py::none()};    ///< called by the health server; None: no function
   py::object audit_function{py::none()};  ///< called with each line of the audit log; None: no function
 
   /// Returns `node`, completed by the other members. Needs the GIL. Throws Error(kInvalidArgument).

@@ -10,13 +10,7 @@ namespace torchrpc::bindings {
 namespace {
 
 AuditQueue::Sink sinkTo(py::object function) {
-  // The queue may be destroyed on a thread without the GIL, or after the interpreter has ended.
-  const std::shared_ptr<py::object> held(new py::object(std::move(function)), [](py::object* dropped) {
-    if (isFinalizing()) return;  // leaked: the process ends
-    const AcquireGil gil;
-    delete dropped;
-  });
-  return [held](const std::string& line) {
+  return [held = heldWithoutGil(std::move(function))](const std::string& line) {
     if (isFinalizing()) return false;
     const AcquireGil gil;
     try {

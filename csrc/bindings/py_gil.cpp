@@ -46,6 +46,14 @@ void GilTurns::releaseIfDue() {
   if (is_due || since_ == TimePoint()) since_ = std::chrono::steady_clock::now();
 }
 
+std::shared_ptr<py::object> heldWithoutGil(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* dropped) {
+            if (isFinalizing()) return;  // leaked: the process ends
+            const AcquireGil gil;
+            delete dropped;
+          }};
+}
+
 void keepPythonState() {
   thread_local ThreadState state;
   if (state.saved || PyGILState_GetThisThreadState()) return;

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
 
 #include "base/timer.h"
@@ -21,6 +22,10 @@ inline bool isFinalizing() {
   return _Py_IsFinalizing() != 0;
 #endif
 }
+
+/// An object whose last reference may be dropped on a thread without the GIL, or after the interpreter has ended. Needs
+/// the GIL.
+std::shared_ptr<py::object> heldWithoutGil(py::object object);
 
 /// Creates a Python thread state for this thread, unless it has one, and keeps it until the thread exits. A new state
 /// for each acquisition of the GIL would cost more than most functions, and would lose an exception that C++ is

@@ -147,6 +147,10 @@ struct NodeOptions {
   /// The time after the answer to a call with a key during which the call does not run again: see NodeRef::withKey().
   /// Empty: the value of TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
   std::optional<Duration> idempotency_window{};
+  /// A worker with outstanding requests (a reply, a value, its end at the end of the group) that stays silent this long
+  /// counts as lost; a function may run for longer. kNoLimit or 0: only a broken connection means a lost worker. Empty:
+  /// the value of TORCHRPC_LIVENESS_TIMEOUT, in seconds, else 30 s.
+  std::optional<Duration> liveness_timeout{};
   /// Whether calls send their deadlines to the callees. Then the calls that a function makes end no later than the call
   /// that it serves: see Call::timeLeft(). A call that is made in a function whose caller has sent a deadline sends its
   /// own, whatever the value of this option.

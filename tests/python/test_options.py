@@ -103,7 +103,7 @@ def accepts(make, name):
 def test_names_have_the_characters_that_the_documentation_lists():
     documented = re.search(r"letters, digits, ((?:`.`, )+)shorter than 128", inspect.getdoc(rpc.init_rpc))[1]
     characters = set(re.findall(r"`(.)`", documented)) | set(string.ascii_letters + string.digits)
-    header = (Path(__file__).parents[2] / "include/torchrpc/node.h").read_text()
+    header = (Path(__file__).parents[2] / "include/torchrpc/node_options.h").read_text()
     assert f"letters, digits, {documented.removesuffix(', ')}. Empty" in header
     key = _C._make_group_key()
     for make in (lambda name: rpc.WorkerInfo(name, 0), lambda name: _C._make_identity(key, name, ["member"], 60)):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._attach import Group, Member, attach
+    from ._health import health_address
     from ._metrics import FunctionMetrics, enable_metrics, functions
     from ._prometheus import MetricsServer, serve_metrics
     from ._tracing import trace
@@ -20,6 +21,7 @@ _NAMES = {  # name -> the module that has it
     "attach": "torchrpc.observe._attach",
     "enable_metrics": "torchrpc.observe._metrics",
     "functions": "torchrpc.observe._metrics",
+    "health_address": "torchrpc.observe._health",
     "serve_metrics": "torchrpc.observe._prometheus",
     "trace": "torchrpc.observe._tracing",
 }
@@ -32,6 +34,7 @@ __all__ = [
     "attach",
     "enable_metrics",
     "functions",
+    "health_address",
     "serve_metrics",
     "trace",
 ]

@@ -37,6 +37,7 @@ _EXPORTS = {
     ),
     "torchrpc.rpc._calls.futures": "Future",
     "torchrpc.rpc._values.plain_objects": "register_data_class",
+    "torchrpc.rpc._health": "HealthOptions",
     "torchrpc.rpc._security.limits": "Limits Quota",
     "torchrpc.rpc._group.members": "get_workers on_member_change",
     "torchrpc.rpc._calls.retries": "RetryPolicy",

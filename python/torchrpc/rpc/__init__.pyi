@@ -192,6 +192,9 @@ from ._group.members import (
 from ._group.members import (
     on_member_change as on_member_change,
 )
+from ._health import (
+    HealthOptions as HealthOptions,
+)
 from ._security.limits import (
     Limits as Limits,
 )

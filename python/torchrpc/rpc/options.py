@@ -10,6 +10,7 @@ import torch
 
 from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
+from ._health import HealthOptions
 from ._security.allow_list import Entries, allowances_of
 from ._security.limits import AuditLogType, Limits, Quota, audit_target, limit_numbers, quota_numbers
 from ._security.tls import TlsOptions, tls_texts
@@ -177,6 +178,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         quotas (dict): names or patterns of callers -> Quota, e.g. `{"client-*": Quota(calls=64, bytes=1 << 30)}`: how
             much of this worker each of these callers may use at a time. The first pattern (`*`, `?`, `[a-z]`) that
             matches a caller's name applies. Default: no quotas.
+        max_calls (int): how many calls this worker serves at a time, of all callers together. Further calls raise a
+            QuotaExceededError at their callers. Default: no limit.
+        health (HealthOptions): health checks over HTTP, e.g. `HealthOptions(address=8080)`. Default: none.
         audit_log (str, path, logging.Logger or function): where to record each call that this worker serves for others,
             or refuses: a file that only its owner can read, to which lines of JSON are appended; a logger, which gets
             the same lines; or a function, which gets a dict for each call, on its own thread. The keys are `time`,
@@ -222,6 +226,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         pickle: str | None = None,
         limits: Limits | None = None,
         quotas: Mapping[str, Quota] | None = None,
+        max_calls: int | None = None,
+        health: HealthOptions | None = None,
         audit_log: AuditLogType | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
@@ -244,6 +250,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("metrics", metrics, bool | None, "a bool"),
             ("slow_call_s", slow_call_s, numbers.Real | None, "a number of seconds"),
             ("pickle", pickle, str | None, "a str"),
+            ("max_calls", max_calls, numbers.Integral | None, "an int"),
+            ("health", health, HealthOptions | None, "a HealthOptions"),
             ("_transports", _transports, Sequence | None, "a list of str"),
             ("_channels", _channels, Sequence | None, "a list of str"),
         ):
@@ -256,6 +264,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         _check_names("channel", _channels, _CHANNELS)
         if num_worker_threads < 1:
             raise RuntimeError(f"num_worker_threads must be positive, but got {num_worker_threads}")
+        if max_calls is not None and max_calls < 1:
+            raise RuntimeError(f"max_calls must be positive, but got {max_calls}")
         audit_path, audit_function = audit_target(audit_log)
         super().__init__(
             num_worker_threads=num_worker_threads,
@@ -282,12 +292,16 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             uses_pickles=_uses_pickles(pickle),
             limits=limit_numbers(limits),
             quotas=quota_numbers(quotas),
+            max_calls=max_calls,
+            health_address="" if health is None else str(health.address),
+            health_check=None if health is None else health.check,
             audit_path=audit_path,
             audit_function=audit_function,
             _transports=_transports,
             _channels=_channels,
         )
         self._limits, self._quotas, self._audit_log, self._tls = limits, dict(quotas or {}), audit_log, tls
+        self._health = health
 
     @property
     def tls(self) -> TlsOptions | None:
@@ -303,6 +317,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
     def quotas(self) -> dict[str, Quota]:
         """The quotas that were given."""
         return dict(self._quotas)
+
+    @property
+    def health(self) -> HealthOptions | None:
+        """The options of health checks that were given."""
+        return self._health
 
     @property
     def audit_log(self) -> AuditLogType | None:

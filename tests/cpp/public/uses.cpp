@@ -184,6 +184,7 @@ int run(const char* name) {
         .tls = {.certificate = "a.pem"},
         .functions = ownFunctions(),
         .allowed_functions_of = {{.workers = "client-*", .functions = {}}},
+        .liveness_timeout = 20s,
         .limits = {.tensors = 100},
         .quotas = {{.callers = "*", .calls = 5}},
         .max_calls = 100,
