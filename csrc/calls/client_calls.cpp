@@ -6,6 +6,7 @@
 
 #include "calls/current_call.h"
 #include "calls/repeatable_header.h"
+#include "calls/thread_record.h"
 #include "wire/codec.h"
 
 namespace torchrpc {

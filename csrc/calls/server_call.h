@@ -42,7 +42,7 @@ class ServerCall final : public Responder::Target {
   const TimePoint arrived;
   const std::shared_ptr<Link> link;  ///< over which it has come; null: this worker has sent it to itself
 
-  // Constant as soon as the request is passed to CallServer:
+  // Constant as soon as the request is passed to RequestDispatcher:
   size_t call_bytes = 0;                    ///< of the frame of a call; 0 for other requests
   bool is_from_member = true;               ///< see Request::is_from_member
   bool is_counted = false;                  ///< the link and the end of the node count it as unanswered

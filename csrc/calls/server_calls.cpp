@@ -46,7 +46,7 @@ void ServerCalls::serve(
         ErrorCode::kQuotaExceeded, name + " has not read the replies to its earlier requests", environment_.self.name));
   }
   link->startedCalls().onArrived(call->call_bytes);
-  server_.serve(call, std::move(frame));
+  dispatcher_.serve(call, std::move(frame));
 }
 
 void ServerCalls::takeQuota(ServerCall& call, size_t bytes, CallerUsage::Token bytes_token) {
@@ -71,7 +71,7 @@ Message ServerCalls::endingReply() const {
 void ServerCalls::serveOwn(const FrameInfo& info, Frame&& frame) {
   const auto call = std::make_shared<ServerCall>(*this, environment_.self, info, environment_.timer.now(), nullptr);
   call->activity = ActivityToken(environment_.activity);  // the call that is made may end before the function does
-  server_.serve(call, std::move(frame));
+  dispatcher_.serve(call, std::move(frame));
 }
 
 void ServerCalls::inspect(const std::shared_ptr<Link>& link, Frame&& frame) {
@@ -82,7 +82,7 @@ void ServerCalls::inspect(const std::shared_ptr<Link>& link, Frame&& frame) {
   const WorkerInfo observer{name.empty() ? "an observer" : name, kNoWorker};
   const auto call =
       std::make_shared<ServerCall>(*this, observer, *peekFrame(frame.head), environment_.timer.now(), link);
-  if (link->mayInspect()) return server_.serve(call, std::move(frame));
+  if (link->mayInspect()) return dispatcher_.serve(call, std::move(frame));
   Responder(call).fail(Error(
       ErrorCode::kNotAllowed,
       environment_.self.name + " does not let " + name + " inspect it: give it an identity with the role observer",

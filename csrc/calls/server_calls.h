@@ -1,7 +1,7 @@
 #pragma once
 
 // The requests that a node serves for its peers and for itself: makes the ServerCall of a request that arrives, refuses
-// it if the node ends or a quota is used up, passes it to its handler (call_server.h), and sends the answer.
+// it if the node ends or a quota is used up, passes it to its handler (request_dispatcher.h), and sends the answer.
 // Threads: any, unless a function says otherwise.
 
 #include <atomic>
@@ -11,9 +11,9 @@
 #include "base/process.h"
 #include "base/timer.h"
 #include "calls/activity.h"
-#include "calls/call_server.h"
 #include "calls/ending.h"
 #include "calls/program_threads.h"
+#include "calls/request_dispatcher.h"
 #include "calls/server_call.h"
 #include "peers/audit_log.h"
 #include "peers/connection_pool.h"
@@ -43,11 +43,11 @@ class ServerCalls final : public ServerCall::Answerer {
     std::function<void(CallId, Result<Message>&&)> complete_own;
   };
 
-  ServerCalls(Environment environment, CallServer::Environment handlers)
-      : environment_(std::move(environment)), server_(std::move(handlers)) {}
+  ServerCalls(Environment environment, RequestDispatcher::Environment handlers)
+      : environment_(std::move(environment)), dispatcher_(std::move(handlers)) {}
 
   /// The handlers of the kinds of requests.
-  CallServer& handlers() { return server_; }
+  RequestDispatcher& handlers() { return dispatcher_; }
   /// Before the first request: see Agent::onUnsentReply().
   void onUnsentReply(UnsentReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
 
@@ -61,7 +61,7 @@ class ServerCalls final : public ServerCall::Answerer {
   /// Records in program_threads when each request arrives and is answered, from now on.
   void timeForProgram() { is_program_timed_ = true; }
   /// The requests that no thread serves any more and that are not answered yet.
-  std::vector<ServedCall> unanswered() const { return server_.unanswered(); }
+  std::vector<ServedCall> unanswered() const { return dispatcher_.unanswered(); }
   uint64_t refusedByQuota() const { return refused_by_quota_.load(); }
 
  private:
@@ -75,7 +75,7 @@ class ServerCalls final : public ServerCall::Answerer {
   void reply(const ServerCall& call, Result<Message>&& result, const ActivityToken& activity);
 
   const Environment environment_;
-  CallServer server_;
+  RequestDispatcher dispatcher_;
   UnsentReplyObserver unsent_reply_observer_;  ///< set before the first request
   // Own synchronization:
   std::atomic<bool> is_program_timed_{false};

@@ -20,7 +20,7 @@
 
 namespace torchrpc {
 
-class CallServer {
+class RequestDispatcher {
  public:
   using Where = Messenger::Where;
   using ServerCallPtr = std::shared_ptr<ServerCall>;
@@ -42,7 +42,7 @@ class CallServer {
     std::function<void(const Message&)> not_served;
   };
 
-  explicit CallServer(Environment environment) : environment_(std::move(environment)) {}
+  explicit RequestDispatcher(Environment environment) : environment_(std::move(environment)) {}
 
   // Before the first request: see Messenger and Agent::observeCalls().
   void on(Kind kind, Where where, Messenger::RequestHandler handler);

@@ -1,4 +1,4 @@
-#include "calls/call_server.h"
+#include "calls/request_dispatcher.h"
 
 #include <c10/util/Exception.h>
 
@@ -33,19 +33,19 @@ TimePoint deadlineOf(const Message& request, TimePoint arrived) {
 
 }  // namespace
 
-void CallServer::on(Kind kind, Where where, Messenger::RequestHandler handler) {
+void RequestDispatcher::on(Kind kind, Where where, Messenger::RequestHandler handler) {
   const bool runs_user_function = isCall(kind) && traitsOf(kind).callable != CallableType::kOperator;
   Handler added{.where = where, .serve = std::move(handler), .runs_user_function = runs_user_function};
   TORCH_INTERNAL_ASSERT(handlers_.emplace(kind, std::move(added)).second, "two handlers for a kind");
 }
 
 template <typename Serve>
-void CallServer::runOrAnswer(const Responder& responder, const Serve& serve) const {
+void RequestDispatcher::runOrAnswer(const Responder& responder, const Serve& serve) const {
   const auto fail = [&responder](Error error) { responder.fail(std::move(error)); };
   runOrFail(serve, fail, ErrorCode::kUnknown, environment_.self.name);
 }
 
-void CallServer::decode(ServerCall& call) {
+void RequestDispatcher::decode(ServerCall& call) {
   call.request.emplace(Request{
       .from = call.from,
       .message = environment_.decode(std::move(call.frame), call.from.id).take(),
@@ -63,7 +63,7 @@ void CallServer::decode(ServerCall& call) {
       environment_.self.name);
 }
 
-void CallServer::serve(const ServerCallPtr& call, Frame&& frame) {
+void RequestDispatcher::serve(const ServerCallPtr& call, Frame&& frame) {
   const Responder responder(call);
   const auto it = handlers_.find(call->kind);
   if (it == handlers_.end()) {
@@ -93,7 +93,7 @@ void CallServer::serve(const ServerCallPtr& call, Frame&& frame) {
   });
 }
 
-void CallServer::serveLater(const Handler& handler, const ServerCallPtr& call, bool may_keep) {
+void RequestDispatcher::serveLater(const Handler& handler, const ServerCallPtr& call, bool may_keep) {
   if (may_keep) {
     CallGate::Task later = [this, &handler, call] { post(handler, call); };
     if (environment_.gate.keep(later)) return;
@@ -101,7 +101,7 @@ void CallServer::serveLater(const Handler& handler, const ServerCallPtr& call, b
   post(handler, call);
 }
 
-bool CallServer::post(const Handler& handler, const ServerCallPtr& call, bool was_deferred) {
+bool RequestDispatcher::post(const Handler& handler, const ServerCallPtr& call, bool was_deferred) {
   const auto source = call->link ? call->link->peer().id : kOwnTasks;
   Executor::Task task = [this, &handler, call, was_deferred] {
     if (!was_deferred) return begin(handler, call);
@@ -114,13 +114,13 @@ bool CallServer::post(const Handler& handler, const ServerCallPtr& call, bool wa
   return is_posted;
 }
 
-void CallServer::begin(const Handler& handler, const ServerCallPtr& call) {
+void RequestDispatcher::begin(const Handler& handler, const ServerCallPtr& call) {
   const auto link = call->link;  // the call may end before defer() returns
   if (!link || !carriesValues(call->kind) || !link->replyQueue().shouldDefer()) return run(handler, call);
   link->replyQueue().defer([this, &handler, call] { return post(handler, call, /*was_deferred=*/true); });
 }
 
-void CallServer::run(const Handler& handler, const ServerCallPtr& call) {
+void RequestDispatcher::run(const Handler& handler, const ServerCallPtr& call) {
   const Responder responder(call);
   reportStart(*call);
   // The sender may have been started again while the request waited. Its effects would count as those of the later
@@ -146,7 +146,7 @@ void CallServer::run(const Handler& handler, const ServerCallPtr& call) {
   });
 }
 
-void CallServer::handle(const Handler& handler, Request&& request, const Responder& responder) {
+void RequestDispatcher::handle(const Handler& handler, Request&& request, const Responder& responder) {
   const auto* bytes = request.message.header(HeaderKind::kRepeatable);
   // For calls that keep their result here, CallService looks for earlier arrivals.
   if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
@@ -161,19 +161,19 @@ void CallServer::handle(const Handler& handler, Request&& request, const Respond
   }
 }
 
-void CallServer::observe(const Request& request, const Responder& responder) const {
+void RequestDispatcher::observe(const Request& request, const Responder& responder) const {
   if (!observer_) return;
   if (const auto note = observer_->onServe(request); note.isSet()) responder.observe(*observer_, note);
 }
 
-void CallServer::reportStart(const ServerCall& call) {
+void RequestDispatcher::reportStart(const ServerCall& call) {
   if (!call.link) return;
   const auto report = call.link->startedCalls().onStarted(call.id, call.call_bytes);
   if (!report) return;
   call.link->send(encodeFrame({.kind = Kind::kStarted, .payload = report->encode()}), [](const Status&) {});
 }
 
-ServedCall CallServer::recordOf(const ServerCall& call) const {
+ServedCall RequestDispatcher::recordOf(const ServerCall& call) const {
   ServedCall record;
   record.node = environment_.node;
   record.call = call.id;
