@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/ids.h"
 #include "base/sync/mutex.h"
 
