@@ -73,6 +73,7 @@ void Group::listenAt(const std::string& address) {
   self.address = address;
   rendezvous_ = std::make_unique<Rendezvous>(options_.store, std::move(self), options_.secret);
   rendezvous_->setServedAt(options_.served_store);
+  is_open_ = true;
 }
 
 bool Group::takePlace(Duration timeout) {
@@ -221,6 +222,9 @@ void Group::add(const WorkerRecord& record) {
 
 void Group::admit(const WorkerInfo& worker, const Peer* caller) {
   if (worker.id == self().id) return;
+  if (!is_open_) {
+    throw Error(ErrorCode::kRendezvous, self().name + " has not joined its group yet: try again", self().name);
+  }
   const auto record = rendezvous_->lookUp(worker.id, options_.timeout());
   if (record.info != worker) {
     throw Error(

@@ -133,6 +133,7 @@ class Group {
   Agent& agent_;
   GroupMaps& maps_;
   Announcer announcer_;
+  std::atomic<bool> is_open_{false};                   ///< rendezvous_ is set: a peer may ask for admission before
   std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< set on the ranks that restore a lost store
   // Used by the thread that starts and ends the node only:
   std::vector<WorkerRecord> place_;  ///< of takePlace()

@@ -230,6 +230,7 @@ class Node : public std::enable_shared_from_this<Node> {
   void listen();
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
   void requireOtherThread() const;
+
   const Options options_;
   const AllowLists allowed_;
   const StorePtr store_;

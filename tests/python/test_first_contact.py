@@ -50,29 +50,37 @@ def no_descriptors():
             os.close(fd)
 
 
+def why_not(to, timeout):
+    try:
+        rpc.rpc_sync(to, torch.add, args=(1, 1), timeout=timeout)
+    except rpc.RpcTimeoutError as error:
+        return str(error)
+
+
+def why_not_without_descriptors(to, timeout):
+    with no_descriptors():
+        return why_not(to, timeout)
+
+
 def test_a_call_that_times_out_before_its_connection_is_open_says_why():
-    with workers(3):
-        with (
-            no_descriptors(),
-            pytest.raises(
-                rpc.RpcTimeoutError,
-                match="worker1 has not replied, because the connection to it is not open: this process has as many "
-                "open files as `ulimit -n` allows: raise it",
-            ),
-        ):
-            rpc.rpc_sync("worker1", torch.add, args=(1, 1), timeout=0.5)
-        expect_contact("worker1")
-        # worker1 has not called worker2 before.
-        pid = pid_of("worker2")
+    # Workers connect to worker0 by themselves, to notice its end, but to no other before the first call.
+    with workers(4):
+        why = rpc.rpc_sync("worker1", why_not_without_descriptors, args=("worker2", 0.5), timeout=30)
+        assert (
+            "worker2 has not replied, because the connection to it is not open: this process has as many open files as "
+            "`ulimit -n` allows: raise it"
+        ) in why
+        assert rpc.rpc_sync("worker1", call_from, args=("worker1", "worker2"), timeout=30) == 2
+        pid = pid_of("worker3")
         stop(pid)
         try:
-            with pytest.raises(rpc.RpcTimeoutError, match="connection to it is not open: worker2 has not answered yet"):
-                rpc.rpc_sync("worker1", call_from, args=("worker1", "worker2", 0.5), timeout=30)
+            why = rpc.rpc_sync("worker1", why_not, args=("worker3", 0.5), timeout=30)
+            assert "connection to it is not open: worker3 has not answered yet" in why
         finally:
             os.kill(pid, signal.SIGCONT)
-        expect_contact("worker2")
-        with pytest.raises(rpc.RpcTimeoutError, match=r"worker2 has not replied\. Pass"):
-            rpc.rpc_sync("worker2", time.sleep, args=(1,), timeout=0.2)
+        expect_contact("worker3")
+        with pytest.raises(rpc.RpcTimeoutError, match=r"worker3 has not replied\. Pass"):
+            rpc.rpc_sync("worker3", time.sleep, args=(1,), timeout=0.2)
 
 
 def test_a_call_waits_while_this_process_has_no_descriptor():
