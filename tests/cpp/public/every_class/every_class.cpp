@@ -903,6 +903,7 @@ void servers() {
     options.interceptors = {guard};
     if (options.name != "server") return;
     options.max_calls = 1;
+    options.liveness_timeout = 30s;
     options.health = HealthOptions{.address = "127.0.0.1:0", .check = [] { return std::string(); }};
   });
   const NodeRef server = group[0], client = group[1];
