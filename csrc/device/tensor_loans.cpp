@@ -47,7 +47,7 @@ void requireWithin(const Limits& limits, const LentTensors& lent) {
 
 }  // namespace
 
-TensorLoans::TensorLoans(Messenger& messenger, Options options) : messenger_(messenger), options_(std::move(options)) {
+TensorLoans::TensorLoans(Messenger& messenger, const Options& options) : messenger_(messenger), options_(options) {
   messenger.on(
       Kind::kMemoryReturn, Messenger::Where::kPool, [this](const Request& request, const Responder& responder) {
         const auto ended = lent_.takeBack(decodeLoanNumbers(request.message.payload), request.from.id);

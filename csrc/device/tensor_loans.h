@@ -29,7 +29,7 @@ class TensorLoans {
   };
 
   /// `messenger` sends the requests about loans, and must outlive this object. Registers their handlers.
-  TensorLoans(Messenger& messenger, Options options);
+  TensorLoans(Messenger& messenger, const Options& options);
 
   // --- For the sender of tensors ---
   /// Lends those tensors to `to` for which `access` has a value, and replaces them by meta tensors of their geometry.

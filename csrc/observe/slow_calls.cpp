@@ -58,8 +58,9 @@ uint32_t SlowCalls::watch(Watched watched, const Message& message) {
     if (number == 0) continue;  // after four billion calls
     auto& part = partOf(number);
     MutexLock lock(part.mutex);
-    if (part.slow.contains(number)) continue;  // a call that old
-    if (part.calls.emplace(number, std::move(watched)).second) return number;
+    if (part.calls.contains(number) || part.slow.contains(number)) continue;  // a call that old
+    part.calls.emplace(number, std::move(watched));
+    return number;
   }
 }
 
