@@ -322,21 +322,23 @@ TEST_CASE("a worker that stays silent for liveness_timeout is lost, and its call
   CHECK(errorOf([] {
           Node({.name = "w", .rank = 0, .world_size = 1, .liveness_timeout = -1s});
         }).code() == ErrorCode::kInvalidArgument);
-  registerFunction("soon", [] { std::this_thread::sleep_for(50ms); });  // so that the continuation runs on the loop
+  std::latch is_attached{1}, is_silent{1};
+  registerFunction(
+      "afterAttaching", [&] { is_attached.wait(); });  // so the continuation runs on the loop of its caller
   Group group(2, [](NodeOptions& options) {
     if (options.rank == 0) options.liveness_timeout = 300ms;
   });
-  std::latch is_silent{1};
-  const auto silence = group[1].callAsync<void>(0, "soon").then(Executor::inlined(), [&](const Future<void>&) {
-    is_silent.count_down();
-    std::this_thread::sleep_for(2s);  // longer than the time-out, and shorter than the time-out of the call
-  });
+  const auto silence =
+      group[1].callAsync<void>(0, "afterAttaching").then(Executor::inlined(), [&](const Future<void>&) {
+        is_silent.count_down();
+        std::this_thread::sleep_for(2s);  // longer than liveness_timeout, and shorter than the time-out of the call
+      });
+  is_attached.count_down();
   is_silent.wait();
   const auto begun = std::chrono::steady_clock::now();
-  CHECK(errorOf([&] { group[0].call<void>(1, "soon"); }).code() == ErrorCode::kWorkerLost);
+  CHECK(errorOf([&] { group[0].call<void>(1, "afterAttaching"); }).code() == ErrorCode::kWorkerLost);
   CHECK(std::chrono::steady_clock::now() - begun < 1900ms);
   silence.wait();
-  group.shutdown();
 }
 
 TEST_CASE("a function with threads of its own leaves those of the pool to others") {
