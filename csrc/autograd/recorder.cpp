@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "device/device_map.h"
@@ -17,7 +16,6 @@ namespace {
 
 // How long ended contexts may wait for endContexts() at the end of a call; after that, the pool ends them.
 constexpr Duration kEndDelay = std::chrono::milliseconds(20);
-constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
 /// Whether the callee may use the context even if no received tensor requires grad. Operators never do.
 bool mayUseContext(Kind kind) { return traitsOf(kind).callable != CallableType::kOperator; }
@@ -167,7 +165,7 @@ void Recorder::receiveSnapshots(const std::string& snapshots, WorkerId from) {
   has_ended_ = true;
   if (!must_schedule) return;
   postAfter(kEndDelay, [this] {
-    for (auto left = ended_.take(kAll); !left.empty(); left = ended_.take(kAll)) events_.on_ended(std::move(left));
+    for (auto left = ended_.take(); !left.empty(); left = ended_.take()) events_.on_ended(std::move(left));
   });
 }
 

@@ -159,14 +159,12 @@ py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
 }
 
 void PyAgent::onMemberChange(const py::object& callback) {
-  // Never released, because the node's threads destroy their copies of the handler without the GIL.
-  auto* const kept = callback.inc_ref().ptr();
+  const auto held = heldWithoutGil(callback);
   const py::gil_scoped_release no_gil;
-  node_->onMemberChange([kept](const WorkerInfo& worker, MemberChange change) {
+  node_->onMemberChange([held](const WorkerInfo& worker, MemberChange change) {
     const AcquireGil gil;
     try {
-      const py::handle function(kept);
-      function(worker, std::string(name(change)));
+      (*held)(worker, std::string(name(change)));
     } catch (py::error_already_set& e) {
       e.discard_as_unraisable("a callback of on_member_change");
     }

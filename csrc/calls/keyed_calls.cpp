@@ -355,7 +355,7 @@ void KeyedCalls::finish(const EntryPtr& entry, const Responder& responder, Resul
     dropped.swap(dropped_);
   }
   responder.complete(std::move(result));
-  for (const auto& each : waiting) each.complete(Result<Message>(kept ? *kept : Result<Message>(*failure)));
+  for (const auto& each : waiting) each.complete(kept ? Result<Message>(*kept) : Result<Message>(*failure));
 }
 
 KeyedCalls::Counts KeyedCalls::counts() const {

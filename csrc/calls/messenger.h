@@ -27,9 +27,9 @@ class ReplyObserver {
  public:
   /// What the observer has noted of a request. If both numbers are 0, it is not informed of the end.
   struct Note {
-    uint32_t counted = 0;  ///< the number of what CallMetrics counts
-    uint32_t watched = 0;  ///< the number of the request in SlowCalls
-    TimePoint begun{};     ///< if it is counted
+    uint64_t watched = 0;  ///< the number of the request in SlowCalls
+    uint32_t counted = 0;  ///< the number of the row in CallMetrics that counts the request
+    TimePoint begun{};     ///< when the request began; set only if it is counted
 
     bool isSet() const { return counted != 0 || watched != 0; }
   };

@@ -80,13 +80,13 @@ void RequestDispatcher::serve(const ServerCallPtr& call, Frame&& frame) {
     decode(*call);
     if (handler.where == Where::kLoop) {
       const auto record = recordOf(*call);
-      observe(*call->request, responder);
+      showToObserver(*call->request, responder);
       handler.serve(*std::move(call->request), responder);
       call->request.reset();
       return unanswered_.add(record, responder);
     }
     if (handler.loop_first) {
-      observe(*call->request, responder);
+      showToObserver(*call->request, responder);
       if (handler.loop_first(*call->request, responder)) return;
     }
     serveLater(handler, call, may_keep && !environment_.is_group_function(call->request->message));
@@ -150,18 +150,18 @@ void RequestDispatcher::handle(const Handler& handler, Request&& request, const 
   const auto* bytes = request.message.header(HeaderKind::kRepeatable);
   // For calls that keep their result here, CallService looks for earlier arrivals.
   if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
-    if (!responder.isObserved()) observe(request, responder);
+    if (!responder.isObserved()) showToObserver(request, responder);
     return handler.serve(std::move(request), responder);
   }
   if (auto once = environment_.keyed.begin(request, RepeatableHeader::decode(*bytes), responder)) {
-    observe(request, *once);
+    showToObserver(request, *once);
     runOrAnswer(*once, [&] { handler.serve(std::move(request), *once); });
   } else {
     environment_.not_served(request.message);
   }
 }
 
-void RequestDispatcher::observe(const Request& request, const Responder& responder) const {
+void RequestDispatcher::showToObserver(const Request& request, const Responder& responder) const {
   if (!observer_) return;
   if (const auto note = observer_->onServe(request); note.isSet()) responder.observe(*observer_, note);
 }

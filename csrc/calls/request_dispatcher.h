@@ -74,7 +74,7 @@ class RequestDispatcher {
   /// Calls the handler, unless the same request has arrived before.
   void handle(const Handler& handler, Request&& request, const Responder& responder);
   /// Shows the request to the observer, which is informed of its answer if it wants that.
-  void observe(const Request& request, const Responder& responder) const;
+  void showToObserver(const Request& request, const Responder& responder) const;
   static void reportStart(const ServerCall& call);
   /// Runs `serve`, and answers with the error that it throws.
   template <typename Serve>

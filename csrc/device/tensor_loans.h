@@ -24,8 +24,8 @@ class TensorLoans {
 
   struct Options {
     Limits limits;                 ///< of messages; what is read in chunks for a message counts, too
-    bool lends_in_place = false;   ///< as DeviceMessenger::Options
-    bool borrows_in_place = true;  ///< as DeviceMessenger::Options
+    bool lends_in_place = false;   ///< receivers may use the memory of tensors without copying them
+    bool borrows_in_place = true;  ///< this worker uses such memory of other workers without copying it
   };
 
   /// `messenger` sends the requests about loans, and must outlive this object. Registers their handlers.

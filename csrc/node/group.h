@@ -16,7 +16,7 @@
 
 #include "agent/agent.h"
 #include "agent/announcer.h"
-#include "device/group_maps.h"
+#include "device/group_device_maps.h"
 #include "group/rendezvous.h"
 #include "group/store_keeper.h"
 
@@ -40,7 +40,7 @@ class Group {
   /// What it uses of the node. Everything must outlive it.
   struct Environment {
     Agent& agent;
-    GroupMaps& maps;
+    GroupDeviceMaps& maps;
     /// The directory has the record of a worker that has joined after this one.
     std::function<void(const WorkerRecord&)> on_joined;
     /// A worker has been removed from the directory, but its connection may still be open.
@@ -131,7 +131,7 @@ class Group {
   const Options options_;
   const Environment environment_;
   Agent& agent_;
-  GroupMaps& maps_;
+  GroupDeviceMaps& maps_;
   Announcer announcer_;
   std::atomic<bool> is_open_{false};                   ///< rendezvous_ is set: a peer may ask for admission before
   std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< set on the ranks that restore a lost store

@@ -14,8 +14,8 @@
 #include "autograd/autograd_service.h"
 #include "base/defaults.h"
 #include "device/device_messenger.h"
+#include "device/group_device_maps.h"
 #include "device/group_devices.h"
-#include "device/group_maps.h"
 #include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
@@ -249,7 +249,7 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService optim_;
   NamedObjects named_objects_;
   Inspector inspector_;
-  GroupMaps maps_;
+  GroupDeviceMaps maps_;
   Group group_;
   Mutex stop_mutex_;
   CondVar stop_requested_;

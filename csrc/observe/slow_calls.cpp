@@ -47,21 +47,17 @@ SlowCalls::SlowCalls(
   scheduleReport();
 }
 
-uint32_t SlowCalls::watch(Watched watched, const Message& message) {
+uint64_t SlowCalls::watch(Watched watched, const Message& message) {
   // Requests that are sent until they are answered may wait for a lost worker, and are not calls.
   if (!isCounted(message.kind)) return 0;
   watched.call.worker = workers_.self().name;
   watched.call.function = functionOf(message);
   watched.begun = timer_->now();
-  for (;;) {
-    const auto number = next_number_.fetch_add(1, std::memory_order_relaxed);
-    if (number == 0) continue;  // after four billion calls
-    auto& part = partOf(number);
-    MutexLock lock(part.mutex);
-    if (part.calls.contains(number) || part.slow.contains(number)) continue;  // a call that old
-    part.calls.emplace(number, std::move(watched));
-    return number;
-  }
+  const auto number = next_number_.fetch_add(1, std::memory_order_relaxed);
+  auto& part = partOf(number);
+  MutexLock lock(part.mutex);
+  part.calls.emplace(number, std::move(watched));
+  return number;
 }
 
 ReplyObserver::Note SlowCalls::onRequest(WorkerId to, const Message& message) {
@@ -85,7 +81,7 @@ void SlowCalls::onReply(const Note& note, const Result<Message>& reply) {
   if (note.counted != 0) next_.onReply(note, reply);
 }
 
-void SlowCalls::end(uint32_t number, const Result<Message>& reply) {
+void SlowCalls::end(uint64_t number, const Result<Message>& reply) {
   auto& part = partOf(number);
   MutexLock lock(part.mutex);
   if (part.calls.erase(number) != 0) return;

@@ -1,10 +1,10 @@
 #pragma once
 
-// Observes the requests of nodes that report slow calls, in front of the metrics. It keeps a list of the unanswered
-// requests of both directions, and checks the list once a second, or more often for a shorter limit. It reports each
-// request that takes longer than the limit once, and again when the request has ended. Nodes that do not report slow
-// calls have no such object. A call with retries counts as one call.
-// Threads: as CallObserver. The reporter is called on the timer thread.
+// Observes the requests of a node that reports slow calls, and passes what it observes on to the metrics. It keeps a
+// list of the unanswered requests of both directions, and checks the list once a second, or more often for a shorter
+// limit. It reports each request that takes longer than the limit once, and again when the request has ended. Nodes
+// that do not report slow calls have no such object. A call with retries counts as one call. Threads: as CallObserver.
+// The reporter is called on the timer thread.
 
 #include <array>
 #include <functional>
@@ -62,27 +62,27 @@ class SlowCalls final : public CallObserver {
   /// A shard of the calls with its own mutex, so that threads that make calls seldom contend for one.
   struct Part {
     Mutex mutex;
-    std::unordered_map<uint32_t, Watched> calls TORCHRPC_GUARDED_BY(mutex);
-    std::unordered_map<uint32_t, Watched> slow TORCHRPC_GUARDED_BY(mutex);  ///< reported, and still unanswered
+    std::unordered_map<uint64_t, Watched> calls TORCHRPC_GUARDED_BY(mutex);
+    std::unordered_map<uint64_t, Watched> slow TORCHRPC_GUARDED_BY(mutex);  ///< reported, and still unanswered
     std::vector<SlowCall> ended TORCHRPC_GUARDED_BY(mutex);                 ///< since the last report
   };
 
   /// Returns the number of the request in the list; 0: it is not watched.
-  uint32_t watch(Watched watched, const Message& message);
-  void end(uint32_t number, const Result<Message>& reply);
+  uint64_t watch(Watched watched, const Message& message);
+  void end(uint64_t number, const Result<Message>& reply);
   /// Sets the state and the thread of a call that this worker serves.
   void addState(const Watched& watched, SlowCall& call, const std::vector<ThreadRecord::Snapshot>& threads) const;
   std::string describe(const ThreadWait& wait) const;
   void scheduleReport();
   void report();
-  Part& partOf(uint32_t number) { return parts_[number % parts_.size()]; }
+  Part& partOf(uint64_t number) { return parts_[number % parts_.size()]; }
 
   const Messenger& workers_;
   CallObserver& next_;
   const std::shared_ptr<Timer> timer_;
   const Duration limit_;
   const Reporter reporter_;
-  std::atomic<uint32_t> next_number_{1};
+  std::atomic<uint64_t> next_number_{1};
   std::array<Part, 16> parts_;
 };
 

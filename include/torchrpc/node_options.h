@@ -32,7 +32,7 @@ using MemberHandler = std::function<void(const WorkerInfo&, MemberChange)>;
 /// The functions that some workers may run on a node.
 struct AllowedFunctions {
   std::string workers{};  ///< a pattern of names: `*` for any text, `?` for any character, `[...]` for one of several
-  std::optional<std::vector<std::string>> functions{};  ///< as NodeOptions::allowed_functions
+  std::optional<std::vector<std::string>> functions{};  ///< their names or prefixes; empty optional: all
 };
 
 /// The largest messages that a worker sends and receives. Set the same limits on all workers of a group: a sender
@@ -134,8 +134,8 @@ struct NodeOptions {
   /// ("aten::add") and registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*",
   /// "cpp_function(search.*)").
   std::optional<std::vector<std::string>> allowed_functions{};
-  /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
-  /// that matches decides. If no pattern matches a caller, allowed_functions decides; if that is not set, the caller
+  /// The functions that the workers whose names match a pattern, such as "client-*", may run here. The first pattern
+  /// that matches a caller decides. If no pattern matches it, allowed_functions decides; if that is not set, the caller
   /// may run nothing. Needs workers that prove their names: identities or TLS.
   std::vector<AllowedFunctions> allowed_functions_of{};
   /// The port to listen on ("29600"), or a range of which the first free port is used ("29600-29700"). Empty: the value

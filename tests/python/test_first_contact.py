@@ -62,7 +62,7 @@ def why_not_without_descriptors(to, timeout):
 
 
 def test_a_call_that_times_out_before_its_connection_is_open_says_why():
-    # Workers connect to worker0 by themselves, to notice its end, but to no other before the first call.
+    # worker1 has called neither worker2 nor worker3 before.
     with workers(4):
         why = rpc.rpc_sync("worker1", why_not_without_descriptors, args=("worker2", 0.5), timeout=30)
         assert (

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <deque>
 #include <iterator>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,8 @@ class DrainQueue {
     return !std::exchange(is_draining_, true);
   }
 
-  /// Takes the first items, `most` of them or all. Without items the draining has ended.
-  std::vector<T> take(size_t most) {
+  /// Takes the first `most` items. If there are none, the draining has ended.
+  std::vector<T> take(size_t most = std::numeric_limits<size_t>::max()) {
     MutexLock lock(mutex_);
     const auto end = items_.begin() + static_cast<std::ptrdiff_t>(std::min(items_.size(), most));
     std::vector<T> taken(std::make_move_iterator(items_.begin()), std::make_move_iterator(end));
@@ -41,7 +42,7 @@ class DrainQueue {
     return taken;
   }
 
-  /// Takes all items and leaves the draining as it is.
+  /// Takes all items. A draining that has begun continues, and will find none.
   std::vector<T> clear() {
     MutexLock lock(mutex_);
     std::vector<T> taken(std::make_move_iterator(items_.begin()), std::make_move_iterator(items_.end()));

@@ -336,7 +336,9 @@ TEST_CASE("a worker that stays silent for liveness_timeout is lost, and its call
   is_attached.count_down();
   is_silent.wait();
   const auto begun = std::chrono::steady_clock::now();
-  CHECK(errorOf([&] { group[0].call<void>(1, "afterAttaching"); }).code() == ErrorCode::kWorkerLost);
+  const auto lost = errorOf([&] { group[0].call<void>(1, "afterAttaching"); });
+  CHECK(lost.code() == ErrorCode::kWorkerLost);
+  CHECK_THAT(lost.text(), Catch::Contains("worker1 has been silent for"));
   CHECK(std::chrono::steady_clock::now() - begun < 1900ms);
   silence.wait();
 }

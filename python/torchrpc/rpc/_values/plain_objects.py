@@ -1,7 +1,7 @@
 """Python's part of the form that values have without pickle. Values travel in it to and from workers with
 `allowed_functions`, and between workers with `pickle="off"`.
 
-The extension writes and reads plain data and containers itself (csrc/bindings/py_codec.cpp; PROTOCOL.md, "Values with
+The extension writes and reads plain data and containers itself (csrc/bindings/py_codec.h; PROTOCOL.md, "Values with
 objects"). For any other object it calls `lower_object`, which returns the name of a kind and the parts of which such an
 object can be made; `make_object` does the reverse. See Note [Objects without pickle]. Threads: any.
 """

@@ -17,11 +17,11 @@ namespace torchrpc {
 // group of fixed size it does so before the barrier "ready", so every worker has its maps before another worker can
 // send it a tensor by a map. A worker that joins later, or takes the place of a lost one, is known to the others before
 // it makes calls. They compute their maps again when they add its record, and refuse a record that does not fit theirs.
-class GroupMaps {
+class GroupDeviceMaps {
  public:
   /// `directory` and `messenger` must outlive it. `own`: what this worker publishes. `world_size`: 0 if the group
   /// grows.
-  GroupMaps(const WorkerDirectory& directory, DeviceMessenger& messenger, WorkerDevices own, int32_t world_size)
+  GroupDeviceMaps(const WorkerDirectory& directory, DeviceMessenger& messenger, WorkerDevices own, int32_t world_size)
       : directory_(directory), messenger_(messenger), own_(std::move(own)), world_size_(world_size) {}
 
   /// Throws Error(kInvalidArgument) unless the devices of all workers in the directory, and of `joining`, fit together;
