@@ -41,18 +41,17 @@ uint64_t nextNodeNumber() {
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
     : options_(std::move(options)),
       number_(nextNodeNumber()),
-      directory_(options_.self),
+      directory_({options_.self, options_.incarnation}),
       timer_(std::move(timer)),
       transport_(std::move(transport)),
       quotas_(options_.self.name, options_.quotas, options_.max_calls),
       connections_(
           *transport_, directory_,
-          {.incarnation = options_.incarnation,
-           .world_size = options_.world_size,
+          {.world_size = options_.world_size,
            .max_queued_bytes = options_.max_queued_bytes,
            .quotas = quotas_.empty() ? nullptr : &quotas_,
            .audit_log = options_.audit_log},
-          {.on_new_incarnation = [this](const Peer& peer) { onNewIncarnation(peer); },
+          {.on_restarted = [this](const Peer& peer) { onRestarted(peer); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .is_lost = [this](const WorkerInfo& worker) { return membership_.living({worker}).empty(); },
            .is_awaited = [this](CallId call, const Link& link) { return made_.awaits(call, link); },
@@ -61,12 +60,11 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .on_activity =
                [this](const Link& link) {
                  liveness_.onActivity(link);
-                 membership_.onActivity(link.peer(), link.incarnation());
+                 membership_.onActivity(link.peer());
                }}),
       liveness_(options_.self.id, options_.liveness, *timer_, connections_),
       made_(
-          {.incarnation = options_.incarnation,
-           .limits = options_.limits,
+          {.limits = options_.limits,
            .propagate_deadlines = options_.propagate_deadlines,
            .cancel_on_timeout = options_.cancel_on_timeout,
            .faults = options_.faults,
@@ -106,7 +104,6 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .complete_own = [this](CallId id, Result<Message> result) { made_.complete(id, std::move(result)); }},
           {.self = directory_.self(),
            .node = number_,
-           .incarnation = options_.incarnation,
            .pool = *pool_,
            .strand = strand_,
            .gate = *gate_,
@@ -137,44 +134,42 @@ void Agent::onWorkerJoined(JoinedHandler handler) { joined_handler_ = std::move(
 
 void Agent::admit(WorkerRecord record, bool is_news) {
   const auto before = directory_.find(record.info.id);
-  const auto worker = record.info;
-  const auto incarnation = record.incarnation;
+  const auto peer = record.peer();
   directory_.add(std::move(record));
-  reportJoined(worker, incarnation, before, is_news);
+  reportJoined(peer, before, is_news);
 }
 
 // Note [Restarted workers]
-// A worker that is started again has the name and id of its earlier incarnation. A message of the later incarnation may
-// arrive before the group has announced it here, because a third worker that knows it may have called it. So its HELLO,
-// which is read before any other message, counts as the announcement. HELLO has no address, so this node cannot open a
-// connection yet. From then on everything of the earlier incarnation is lost: its connections are closed, its messages
-// are refused, and no message for it goes to the later incarnation. The tables of RRefs and contexts order incarnations
-// themselves, because a message of the earlier one may still be on its way from the loop to them.
-void Agent::onNewIncarnation(const Peer& peer) {
-  const auto before = directory_.find(peer.info.id);
+// A worker that is started again has the same name and id, and is another peer (PeerId). A message of the later peer
+// may arrive before the group has announced it here, because a third worker that knows it may have called it. So its
+// HELLO, which is read before any other message, counts as the announcement. HELLO has no address, so this node cannot
+// open a connection yet. From then on everything of the earlier peer is lost: its connections are closed, its messages
+// are refused, and no message for it goes to the later one. The tables of RRefs and contexts compare peers themselves,
+// because a message of the earlier one may still be on its way from the loop to them.
+void Agent::onRestarted(const Peer& peer) {
+  const auto before = directory_.find(peer.id);
   directory_.restart(peer);
-  reportJoined(peer.info, peer.incarnation, before, /*is_news=*/true);
+  reportJoined(peer, before, /*is_news=*/true);
 }
 
-void Agent::reportJoined(
-    const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news) {
-  const bool is_restarted = before && before->incarnation < incarnation;
+void Agent::reportJoined(const Peer& peer, const std::optional<WorkerRecord>& before, bool is_news) {
+  const bool is_restarted = before && before->peerId().isReplacedBy(peer.peerId());
   // A worker repeats its announcement until it is answered. A receiver that was started again meanwhile knows the
-  // worker from the store already. The announcement must not end what this incarnation of the worker holds here.
+  // worker from the store already. The announcement must not end what this peer holds here.
   if (before && !is_restarted) return;
-  const bool is_same_worker = is_restarted && before->info == worker;  // and not one that takes the id of a lost one
+  const bool is_same_worker = is_restarted && before->info == peer;  // and not one that takes the id of a lost one
   connections_.replaceLinks(
-      worker, incarnation,
-      is_same_worker ? replacedError(worker)
-                     : Error(ErrorCode::kWorkerLost, toString(worker) + " has joined under this id", worker.name));
-  liveness_.onReplaced(worker.id);  // also if another peer has claimed the id and has gone
-  if (joined_handler_) joined_handler_(worker, incarnation);
-  if (is_news) membership_.onJoined(worker, incarnation, is_same_worker);
+      peer,
+      is_same_worker ? replacedError(peer)
+                     : Error(ErrorCode::kWorkerLost, toString(peer) + " has joined under this id", peer.name));
+  liveness_.onReplaced(peer.id);  // also if another peer has claimed the id and has gone
+  if (joined_handler_) joined_handler_(peer);
+  if (is_news) membership_.onJoined(peer, is_same_worker);
 }
 
 bool Agent::isAdmitted(const Link& link) const {
   const auto known = directory_.find(link.peer().id);
-  return known && known->info == link.peer() && known->incarnation == link.incarnation();
+  return known && known->isOf(link.peer());
 }
 
 void Agent::watchMembers() {
@@ -205,10 +200,6 @@ void Agent::postAfter(Duration delay, std::function<void()> task) {
 }
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
-
-uint64_t Agent::incarnation(WorkerId id) const {
-  return id == self().id ? options_.incarnation : directory_.incarnation(id);
-}
 
 bool Agent::anyAnswersPing(const std::vector<WorkerRecord>& workers) {
   const auto timeout = options_.liveness;
@@ -328,7 +319,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame&& frame) {
   if (info && info->kind == Kind::kCancel) return onCancel(*link, std::move(frame));
   if (info && info->kind == Kind::kGoodbye) {
     const auto& name = link->peer().name;
-    if (!closing_ && !leaving_ && isAdmitted(*link)) membership_.onLeft(link->peer(), link->incarnation());
+    if (!closing_ && !leaving_ && isAdmitted(*link)) membership_.onLeft(link->peer());
     return link->close({ErrorCode::kWorkerLost, name + " has shut down", name});
   }
   const auto role = info ? roleOf(info->kind) : std::nullopt;
@@ -360,11 +351,11 @@ void Agent::onLost(const Link& link, const Error& reason) {
   cancelled_.loseLink(link.id());
   made_.onLost(link, reason);
   const bool is_admitted = isAdmitted(link);
-  // Whether a later incarnation, or another worker with this id, has joined.
+  // Whether a later start of the worker, or another worker with this id, has joined.
   const bool is_replaced = !is_admitted && directory_.find(peer.id);
   liveness_.onClosed(link, is_replaced);
   if (is_replaced || closing_ || leaving_) return;
-  if (is_admitted) membership_.onLost(peer, link.incarnation());
+  if (is_admitted) membership_.onLost(peer);
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 

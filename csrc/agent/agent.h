@@ -76,7 +76,7 @@ class Agent final : public Messenger {
     std::function<bool(const Message&)> is_group_function{};
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
-  using JoinedHandler = std::function<void(const WorkerInfo&, uint64_t incarnation)>;
+  using JoinedHandler = std::function<void(const Peer&)>;
   using LateReplyObserver = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
@@ -90,7 +90,7 @@ class Agent final : public Messenger {
   /// closing.
   void onWorkerLost(LostHandler handler);
   /// Registers the handler that is called when a worker has joined, perhaps in the place of a lost one: everything of
-  /// its earlier incarnations is lost. It is called on the loop or on the thread that calls admit(), perhaps more than
+  /// its earlier starts is lost. It is called on the loop or on the thread that calls admit(), perhaps more than
   /// once. To be called before the node starts.
   void onWorkerJoined(JoinedHandler handler);
   /// Registers a source of workers from which something other than a reply is expected; called on the timer or the
@@ -133,7 +133,7 @@ class Agent final : public Messenger {
   // --- Workers ---
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
-  uint64_t incarnation(WorkerId id) const override;
+  PeerId peer(WorkerId id) const override { return directory_.peer(id); }
   WorkerDirectory& directory() { return directory_; }
   /// The number of this node among those of its process, as in CurrentCall::node; not 0.
   uint64_t number() const { return number_; }
@@ -280,12 +280,11 @@ class Agent final : public Messenger {
   void onMalformed(const Link& link, std::optional<Kind> kind, const Error& error);
   void onFrame(const std::shared_ptr<Link>& link, Frame&& frame);
   void onLost(const Link& link, const Error& reason);
-  void onNewIncarnation(const Peer& peer);
+  void onRestarted(const Peer& peer);
   /// Whether the directory has this start of this worker.
   bool isAdmitted(const Link& link) const;
   /// `before`: the record of the worker that the directory had until now.
-  void reportJoined(
-      const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
+  void reportJoined(const Peer& peer, const std::optional<WorkerRecord>& before, bool is_news);
   /// Passes a message that nobody will use to the observer of late replies.
   void discard(const Message& message) const {
     if (late_reply_observer_) late_reply_observer_(message);

@@ -206,9 +206,8 @@ void Announcer::repeat(const std::string& record, const std::vector<WorkerId>& m
 }
 
 void Announcer::check(const WorkerRecord& record, const Request& request) {
-  const Peer sender{request.from, request.incarnation, request.is_from_member};
-  if (options_.is_direct) return sender.requireOwn(record, agent_.self().name);
-  const bool is_own = record.info == request.from && record.incarnation == request.incarnation;
+  if (options_.is_direct) return request.from.requireOwn(record, agent_.self().name);
+  const bool is_own = record.isOf(request.from);
   auto& directory = agent_.directory();
   const auto known = directory.find(record.info.id);
   const auto named = directory.info(record.info.name);

@@ -35,7 +35,7 @@ class AutogradService {
     /// How long a kFast pass waits for gradients without progress before it fails; 0: no limit.
     std::function<Duration()> progress_timeout;
     /// The first counter value of this worker's ids. Where workers may be restarted, it must be larger than all values
-    /// of the earlier incarnation.
+    /// of the earlier start.
     int64_t first_context = 1;
   };
   struct DebugInfo {
@@ -86,7 +86,7 @@ class AutogradService {
 
   /// A worker is lost: its contexts end here, and passes that involve it fail. Called on the loop.
   void onWorkerLost(const WorkerInfo& worker);
-  /// A worker has joined. Its earlier incarnations are lost; the counters of their contexts are below `first_context`.
+  /// A worker has joined. Its earlier starts are lost; the counters of their contexts are below `first_context`.
   void onWorkerJoined(const WorkerInfo& worker, int64_t first_context);
   /// Ends all contexts; from then on none can be created. Idempotent.
   void close();

@@ -230,7 +230,7 @@ std::optional<std::vector<ContextPtr>> ContextTable::onWorkerJoined(WorkerId id,
   auto& known = first_contexts_[id];
   if (known >= first) return std::nullopt;
   known = first;
-  latest_snapshots_.erase(id);  // a false one of the earlier incarnation could end contexts that are yet to come
+  latest_snapshots_.erase(id);  // a false one of the earlier start could end contexts that are yet to come
   lost_owners_.erase(id);
   lost_elsewhere_.erase(id);
   heard_next_.erase(id);

@@ -43,7 +43,7 @@ struct LiveSetSnapshot {
   /// the owner.
   static constexpr uint64_t kOwnerLost = ~uint64_t{0};
 
-  /// Orders the snapshots of one owner: later ones, also those of a later incarnation, are greater.
+  /// Orders the snapshots of one owner: later ones, also those of a later start, are greater.
   std::pair<int64_t, uint64_t> order() const { return {next, version}; }
   bool hasEnded(ContextId id) const { return (id & kLargestCounter) < next && !alive.contains(id); }
 };
@@ -92,7 +92,7 @@ class ContextTable {
   Applied applySnapshots(std::string_view snapshots, WorkerId from);
   /// Removes and returns all contexts of worker `id`, which is lost.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
-  /// A worker has joined under this id. Removes and returns the contexts of its earlier incarnations, whose counters
+  /// A worker has joined under this id. Removes and returns the contexts of its earlier starts, whose counters
   /// are below `first`; later messages do not create them again. Returns nullopt if `first` is known already.
   std::optional<std::vector<ContextPtr>> onWorkerJoined(WorkerId id, int64_t first);
   /// Empties the table and returns its contexts. From then on no context is created.

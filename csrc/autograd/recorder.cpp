@@ -176,14 +176,14 @@ void Recorder::endContexts() {
 
 ContextPtr Recorder::enterContext(const Request& request) {
   const auto* snapshots = request.message.header(HeaderKind::kAutogradLiveSets);
-  if (snapshots && request.is_from_member) receiveSnapshots(*snapshots, request.from.id);
+  if (snapshots && request.from.is_member) receiveSnapshots(*snapshots, request.from.id);
   const auto recorded = recordedIn(request.message);
   if (!recorded) return nullptr;
   auto context = contexts_.findOrCreate(recorded->context);
   if (!context) return nullptr;
   const auto owner = context->owner();
   // Another worker may name an owner that does not exist.
-  const bool is_unknown = owner != request.from.id && incarnation(owner) == 0;
+  const bool is_unknown = owner != request.from.id && !peer(owner).isKnown();
   if (is_unknown || contexts_.mustConfirm(owner)) events_.on_doubtful(owner);
   context->addSender(request.from.id);
   recordRecv(*context, request.message, request.from.id);

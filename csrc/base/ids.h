@@ -23,6 +23,18 @@ void validateName(const std::string& name);
 /// group grows as workers join.
 void validateSelf(const WorkerInfo& self, int32_t world_size);
 
+/// A peer: one start of a worker. A worker that is started again under its rank is another peer.
+struct PeerId {
+  WorkerId worker = kNoWorker;
+  uint64_t incarnation = 0;  ///< greater for each later start of the worker; 0: not known
+
+  bool isKnown() const { return incarnation != 0; }
+  /// Whether `later` is a later start of the same worker.
+  bool isReplacedBy(const PeerId& later) const { return worker == later.worker && incarnation < later.incarnation; }
+
+  friend auto operator<=>(const PeerId&, const PeerId&) = default;
+};
+
 /// The number of a call, unique among the calls of one caller process.
 using CallId = uint64_t;
 

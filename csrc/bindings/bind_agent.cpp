@@ -274,7 +274,7 @@ void bindAgent(py::module_& module) {
       .def("_is_peer_ending", [](const PyAgent& self) { return nodeOf(self).agent().isPeerEnding(); })
       .def("_living_workers", [](const PyAgent& self) { return nodeOf(self).livingWorkers(); })
       .def(
-          "_incarnation", [](const PyAgent& self, WorkerId id) { return nodeOf(self).agent().incarnation(id); },
+          "_incarnation", [](const PyAgent& self, WorkerId id) { return nodeOf(self).agent().peer(id).incarnation; },
           py::arg("id"))
       .def("_on_member_change", &PyAgent::onMemberChange, py::arg("callback"))
       .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))
@@ -374,7 +374,7 @@ void bindAgent(py::module_& module) {
       },
       py::arg("agent"));
   module.def(
-      "_caller", [] { return currentCaller() ? std::optional(currentCaller()->info) : std::nullopt; },
+      "_caller", [] { return currentCaller() ? std::optional<WorkerInfo>(*currentCaller()) : std::nullopt; },
       "The worker whose call this thread runs as a Python function; None if it runs none.");
   module.def(
       "_name_served_method", &nameServedMethod, py::arg("cls"), py::arg("name"),

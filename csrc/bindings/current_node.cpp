@@ -87,7 +87,7 @@ py::object allowListFor(const Node& node, const std::string& peer, bool is_membe
 
 py::object allowListInForce() {
   if (const auto& node = current().node) {
-    if (const auto* caller = currentCaller()) return allowListFor(*node, caller->info.name, caller->is_member);
+    if (const auto* caller = currentCaller()) return allowListFor(*node, caller->name, caller->is_member);
     return listOrNone(*node, node->allowed().ofAnyone(), true);
   }
   return current().last_list.list ? py::cast(current().last_list) : py::none();

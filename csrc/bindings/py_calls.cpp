@@ -211,7 +211,7 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
   const auto tensors = std::move(invocation.message.tensors);
   Reader reader(invocation.message.payload);
   const auto format = reader.get<ValueFormat>();
-  const auto allowed = allowListFor(*node, invocation.from.name, invocation.is_from_member);
+  const auto allowed = allowListFor(*node, invocation.from.name, invocation.from.is_member);
   if (invocation.audit && !allowed.is_none()) py::cast<WorkerAllowList&>(allowed).audit = invocation.audit;
   PythonCall call;
   call.async_execution = reader.get<uint8_t>() != 0;

@@ -42,7 +42,7 @@ thread_local AuditedCall* current_audit = nullptr;
 class CallerScope {
  public:
   explicit CallerScope(const Invocation& invocation)
-      : caller_{invocation.from, invocation.incarnation, invocation.is_from_member},
+      : caller_(invocation.from),
         outer_(std::exchange(current_caller, &caller_)),
         outer_audit_(std::exchange(current_audit, invocation.audit.get())) {}
   ~CallerScope() {

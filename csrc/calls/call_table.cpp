@@ -47,12 +47,12 @@ bool CallTable::add(CallId id, ClientCall& call, bool& needs_timer) {
   return true;
 }
 
-bool CallTable::assign(CallId id, uint64_t link, uint64_t incarnation) {
+bool CallTable::assign(CallId id, uint64_t link, PeerId callee) {
   MutexLock lock(mutex_);
   auto it = calls_.find(id);
   if (it == calls_.end()) return false;
   it->second.link = link;
-  it->second.incarnation = incarnation;
+  it->second.callee = callee;
   return true;
 }
 
@@ -76,11 +76,11 @@ std::optional<ClientCall> CallTable::take(CallId id) {
   return takeLocked(id);
 }
 
-std::optional<ClientCall> CallTable::takeFor(CallId id, WorkerId from, uint64_t incarnation, bool& is_foreign) {
+std::optional<ClientCall> CallTable::takeFor(CallId id, PeerId from, bool& is_foreign) {
   MutexLock lock(mutex_);
   const auto it = calls_.find(id);
   if (it == calls_.end()) return std::nullopt;
-  is_foreign = !isFrom(it->second, from, incarnation);
+  is_foreign = !isFrom(it->second, from);
   if (is_foreign) return std::nullopt;
   return takeAt(it);
 }
@@ -90,10 +90,10 @@ bool CallTable::contains(CallId id) const {
   return calls_.contains(id);
 }
 
-bool CallTable::awaits(CallId id, WorkerId from, uint64_t incarnation) const {
+bool CallTable::awaits(CallId id, PeerId from) const {
   MutexLock lock(mutex_);
   const auto it = calls_.find(id);
-  return it != calls_.end() && isFrom(it->second, from, incarnation);
+  return it != calls_.end() && isFrom(it->second, from);
 }
 
 std::vector<ClientCall> CallTable::takeLink(uint64_t link) {

@@ -24,17 +24,17 @@ class CallTable {
   /// schedule takeExpired() at the deadline of this call: only if it is not scheduled for then or earlier. Most calls
   /// end long before their deadline and need no timer.
   bool add(CallId id, ClientCall& call, bool& needs_timer);
-  /// Records the link over which the request is sent, and the incarnation of the worker at its other end. Returns false
-  /// if the call is no longer in the table.
-  bool assign(CallId id, uint64_t link, uint64_t incarnation);
+  /// Records the link over which the request is sent, and the peer at its other end. Returns false if the call is no
+  /// longer in the table.
+  bool assign(CallId id, uint64_t link, PeerId callee);
   std::optional<ClientCall> take(CallId id);
-  /// Takes the call of a reply from that worker. The reply may come over any of its links: the worker may have opened a
+  /// Takes the call of a reply from that peer. The reply may come over any of its links: the peer may have opened a
   /// second one meanwhile, and may answer a repeated request over the first. Takes nothing, and sets `is_foreign`, if
-  /// the call has not been sent to that worker.
-  std::optional<ClientCall> takeFor(CallId id, WorkerId from, uint64_t incarnation, bool& is_foreign);
+  /// the call has not been sent to that peer.
+  std::optional<ClientCall> takeFor(CallId id, PeerId from, bool& is_foreign);
   bool contains(CallId id) const;
   /// Whether takeFor() would take a call.
-  bool awaits(CallId id, WorkerId from, uint64_t incarnation) const;
+  bool awaits(CallId id, PeerId from) const;
   /// Takes the calls whose requests were sent over a link.
   std::vector<ClientCall> takeLink(uint64_t link);
   /// The ids of the calls that were made while that call was served.
@@ -93,9 +93,7 @@ class CallTable {
     if (is_full != was_full) is_full_.store(is_full, std::memory_order_relaxed);
     return was_full && !is_full;
   }
-  static bool isFrom(const ClientCall& call, WorkerId from, uint64_t incarnation) {
-    return call.to == from && call.link != 0 && call.incarnation == incarnation;
-  }
+  static bool isFrom(const ClientCall& call, PeerId from) { return call.link != 0 && call.callee == from; }
   std::optional<ClientCall> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
   ClientCall takeAt(Calls::iterator it) TORCHRPC_REQUIRES(mutex_);
   void addDeadline(TimePoint deadline, CallId id) TORCHRPC_REQUIRES(mutex_);

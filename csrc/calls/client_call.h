@@ -12,14 +12,14 @@ struct Attempt {
   Duration timeout{};        ///< that of the call; the attempt has what is left of it
   bool is_answered = false;  ///< by the callee, perhaps with an error
   bool is_refused = false;   ///< the callee has answered that it has not begun the call, because it ends
-  uint64_t sent_to = 0;      ///< the incarnation of the callee that the attempt may have reached; 0: none
+  PeerId reached;            ///< the start of the callee that the attempt may have reached; its number is 0: none
 };
 
 struct ClientCall {
   CallId id = 0;  ///< set by CallTable::add()
   WorkerId to = kNoWorker;
-  uint64_t link = 0;         ///< over which the request is sent; 0: not chosen yet, or sent to this worker itself
-  uint64_t incarnation = 0;  ///< of the worker at the other end of that link
+  uint64_t link = 0;  ///< over which the request is sent; 0: not chosen yet, or sent to this worker itself
+  PeerId callee;      ///< the peer at the other end of that link
   Duration timeout = kNoLimit;
   TimePoint deadline = kNever;
   TimePoint since{};  ///< when the call was made

@@ -50,13 +50,9 @@ ClientCalls::ClientCalls(Options options, Environment environment)
           timer_,
           {.send = [this](const auto& call) { attemptCall(call); },
            .post_after = environment_.post_after,
-           .incarnation = [this](WorkerId id) { return incarnation(id); },
+           .peer = [this](WorkerId id) { return directory_.peer(id); },
            .worker = [this](WorkerId id) { return worker(id); },
            .next_random = options_.next_random}) {}
-
-uint64_t ClientCalls::incarnation(WorkerId id) const {
-  return id == self().id ? options_.incarnation : directory_.incarnation(id);
-}
 
 Error ClientCalls::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
@@ -99,7 +95,7 @@ void ClientCalls::start(
   }
   if (out.link) {
     call.link = out.link->id();
-    call.incarnation = out.link->incarnation();
+    call.callee = out.link->peer().peerId();
   }
   const auto deadline = call.deadline;
   bool needs_timer = false;
@@ -146,7 +142,7 @@ void ClientCalls::sendAgain(WorkerId to, const Message& message) {
   } catch (const Error& error) {
     return complete(out.id, error);
   }
-  if (out.link) calls_.assign(out.id, out.link->id(), out.link->incarnation());
+  if (out.link) calls_.assign(out.id, out.link->id(), out.link->peer().peerId());
   send(std::move(out));
 }
 
@@ -160,10 +156,9 @@ Duration ClientCalls::limitTimeout(Message& message, Duration timeout) const {
   return timeout;
 }
 
-Status ClientCalls::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
-  const auto latest = directory_.incarnation(worker);
-  if (incarnation == 0 || latest <= incarnation) return std::nullopt;
-  return replacedError(this->worker(worker));
+Status ClientCalls::checkNotReplaced(PeerId peer) const {
+  if (!peer.isKnown() || !peer.isReplacedBy(directory_.peer(peer.worker))) return std::nullopt;
+  return replacedError(worker(peer.worker));
 }
 
 void ClientCalls::failUnsent(CallId id, const Error& reason) {
@@ -204,7 +199,7 @@ void ClientCalls::complete(CallId id, Result<Message>&& result) {
 // which the call was sent. Resources in foreign replies are not released, because they belong to their sender.
 void ClientCalls::onReply(const Link& link, CallId id, Result<Message>&& result) {
   bool is_foreign = false;
-  if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
+  if (const auto call = calls_.takeFor(id, link.peer().peerId(), is_foreign)) {
     return settle(*call, std::move(result));
   }
   if (!is_foreign) return onLateReply(result);
@@ -218,7 +213,7 @@ void ClientCalls::onLateReply(const Result<Message>& result) {
 
 void ClientCalls::onLost(const Link& link, const Error& reason) {
   for (auto& call : calls_.takeLink(link.id())) {
-    if (call.attempt) call.attempt->sent_to = call.incarnation;
+    if (call.attempt) call.attempt->reached = call.callee;
     finish(call, lostError(link.peer(), reason));
   }
 }
@@ -325,7 +320,7 @@ void ClientCalls::attemptCall(const RepeatedCalls::CallPtr& call) {
       .key = call->repetition->key,
       .number = call->number,
       .oldest = call->number == 0 ? 0 : repeated_.oldestNumber(call->to),
-      .incarnation = after_restart ? 0 : call->may_have_run_on,
+      .incarnation = after_restart ? 0 : call->may_have_run_on.incarnation,
       .digest = call->digest,
       .attempt = call->attempts};
   message.setHeader(HeaderKind::kRepeatable, header.encode());
@@ -352,13 +347,13 @@ void ClientCalls::requestReliably(WorkerId to, Message&& message, ReplyHandler&&
   auto observed_handler = observed(to, message, std::move(handler));
   message.call = calls_.nextId();
   reliable_.add(std::make_shared<ReliableRequests::Request>(
-      to, directory_.incarnation(to), std::move(message), Responder(std::move(observed_handler)),
+      directory_.peer(to), std::move(message), Responder(std::move(observed_handler)),
       ActivityToken(environment_.activity)));
 }
 
 void ClientCalls::attempt(const ReliableRequests::RequestPtr& request) {
-  if (const auto replaced = checkIncarnation(request->to, request->incarnation)) {
-    // is_lost is false, because waiting requests may have been made for the later incarnation.
+  if (const auto replaced = checkNotReplaced(request->peer)) {
+    // is_lost is false, because waiting requests may have been made for the later start of the worker.
     return reliable_.finish(request, lostError(worker(request->to), *replaced), /*is_lost=*/false);
   }
   if (liveness_.isSilent(request->to)) {

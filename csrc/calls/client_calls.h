@@ -33,7 +33,6 @@ class ClientCalls {
   using ReplyHandler = Messenger::ReplyHandler;
 
   struct Options {
-    uint64_t incarnation = 0;          ///< of this worker
     Limits limits{};                   ///< of messages
     bool propagate_deadlines = false;  ///< requests carry their deadline
     bool cancel_on_timeout = true;     ///< a call that times out is cancelled on its callee, and not only abandoned
@@ -80,7 +79,7 @@ class ClientCalls {
   /// Completes a request with the answer of this worker to itself, or with the error for which it could not be sent.
   void complete(CallId id, Result<Message>&& result);
   /// Whether a reply of the worker at the other end of the link would complete that call.
-  bool awaits(CallId id, const Link& link) const { return calls_.awaits(id, link.peer().id, link.incarnation()); }
+  bool awaits(CallId id, const Link& link) const { return calls_.awaits(id, link.peer().peerId()); }
   /// Fails the requests that were sent over the link, which has ended.
   void onLost(const Link& link, const Error& reason);
   /// Fails all requests with kShutdown, and all that are made later.
@@ -104,7 +103,6 @@ class ClientCalls {
  private:
   const WorkerInfo& self() const { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const { return directory_.info(id); }
-  uint64_t incarnation(WorkerId id) const;
 
   /// Enters the request, whose message has its call id, in the call table and sends it. Completes it at once with an
   /// error if it cannot be encoded, or if there is no such worker.
@@ -129,8 +127,8 @@ class ClientCalls {
   void send(Outgoing out);
   /// Sends another copy of a request, unless it has ended.
   void sendAgain(WorkerId to, const Message& message);
-  /// Returns an error if a later incarnation of the worker has joined.
-  Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
+  /// Returns an error if the worker has been started again since.
+  Status checkNotReplaced(PeerId peer) const;
 
   /// Completes a request that the transport did not send.
   void failUnsent(CallId id, const Error& reason);

@@ -32,8 +32,8 @@ namespace torchrpc {
 // - A call without a key has a number. With each such call its caller sends the smallest number that it may still send.
 //   The callee drops smaller numbers, and refuses them if they arrive late. So these calls need no window.
 // - An answer that contains RRefs is not sent again, because its forks belong to the connection on which it was sent.
-// - A later incarnation of this worker has no record of these calls. A caller whose call may have run on an earlier
-//   incarnation says so in the header, and the call is refused (kWorkerLost).
+// - A worker that has been started again has no record of these calls. A caller whose call may have run on an earlier
+//   start says so in the header, and the call is refused (kWorkerLost).
 class KeyedCalls {
  public:
   static constexpr Duration kDefaultWindow = std::chrono::minutes(10);

@@ -18,6 +18,7 @@
 #include "base/timer.h"
 #include "base/unique_function.h"
 #include "calls/current_call.h"
+#include "peers/peer.h"
 #include "wire/message.h"
 
 namespace torchrpc {
@@ -138,11 +139,9 @@ class AuditedCall;
 
 /// A request that has arrived.
 struct Request {
-  WorkerInfo from;  ///< this, `incarnation` and `is_from_member` are what the link has established: see Peer
+  Peer from;
   Message message;
-  uint64_t incarnation = 0;              ///< of `from`
   uint64_t link = 0;                     ///< over which it has arrived; 0: sent by this worker itself
-  bool is_from_member = true;            ///< `from` is a member of the group, and no client: see PeerIdentity
   std::shared_ptr<AuditedCall> audit{};  ///< completed by the layer that knows the function; null: no audit log
   std::shared_ptr<const void> rref_quota_token{};  ///< of a remote call: belongs to the RRef that it makes
 
@@ -183,8 +182,8 @@ class Messenger {
   virtual const WorkerInfo& self() const = 0;
   /// Returns the worker with that id; an unknown worker is named, for example, "worker 7".
   virtual WorkerInfo worker(WorkerId id) const = 0;
-  /// The latest incarnation of that worker that the group knows; 0: the group knows none.
-  virtual uint64_t incarnation(WorkerId id) const = 0;
+  /// The latest start of that worker; its number is 0 if the group does not know the worker.
+  virtual PeerId peer(WorkerId id) const = 0;
 
   /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
   /// (kNoLimit: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
@@ -224,7 +223,7 @@ class ForwardingMessenger : public Messenger {
 
   const WorkerInfo& self() const override { return next_.self(); }
   WorkerInfo worker(WorkerId id) const override { return next_.worker(id); }
-  uint64_t incarnation(WorkerId id) const override { return next_.incarnation(id); }
+  PeerId peer(WorkerId id) const override { return next_.peer(id); }
   void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override {
     next_.request(to, std::move(message), timeout, std::move(handler));
   }

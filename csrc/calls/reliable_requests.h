@@ -25,17 +25,13 @@ constexpr size_t kReliableWindow = 512;
 class ReliableRequests {
  public:
   struct Request {
-    Request(WorkerId to, uint64_t incarnation, Message message, Responder done, ActivityToken token)
-        : to(to),
-          incarnation(incarnation),
-          message(std::move(message)),
-          done(std::move(done)),
-          token(std::move(token)) {}
+    Request(PeerId peer, Message message, Responder done, ActivityToken token)
+        : to(peer.worker), peer(peer), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
 
     // Constant after construction:
     const WorkerId to;
-    const uint64_t incarnation;  ///< of the receiver; the message is for this incarnation only
-    const Message message;       ///< with the call id of all attempts
+    const PeerId peer;      ///< the receiver: a later start of the worker must not get the message
+    const Message message;  ///< with the call id of all attempts
     const Responder done;
     const ActivityToken token;
     // Used by one attempt at a time:

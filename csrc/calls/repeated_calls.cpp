@@ -28,12 +28,12 @@ std::string noTimeLeft(const RepeatedCalls::Call& call) {
 
 }  // namespace
 
-bool RepeatedCalls::isOpen(const Call& call, Peer& peer, uint64_t incarnation, TimePoint now) {
+bool RepeatedCalls::isOpen(const Call& call, Callee& callee, const PeerId& latest, TimePoint now) {
   const auto& policy = call.repetition->policy;
-  if (policy.retries == 0 || policy.breaker_losses == 0 || peer.losses < policy.breaker_losses) return false;
-  if (incarnation > peer.incarnation) return false;  // the worker has been started again
-  if (now < deadlineAfter(policy.breaker_cooldown, peer.last_loss)) return true;
-  return std::exchange(peer.is_probed, true);
+  if (policy.retries == 0 || policy.breaker_losses == 0 || callee.losses < policy.breaker_losses) return false;
+  if (callee.peer.isReplacedBy(latest)) return false;  // the worker has been started again
+  if (now < deadlineAfter(policy.breaker_cooldown, callee.last_loss)) return true;
+  return std::exchange(callee.is_probed, true);
 }
 
 Error RepeatedCalls::openError(const Call& call, uint32_t losses, Duration since) const {
@@ -49,7 +49,7 @@ Error RepeatedCalls::openError(const Call& call, uint32_t losses, Duration since
 }
 
 void RepeatedCalls::add(const CallPtr& call) {
-  const auto incarnation = actions_.incarnation(call->to);
+  const auto latest = actions_.peer(call->to);
   const auto now = timer_.now();
   Status closed;
   bool is_open = false;
@@ -57,14 +57,14 @@ void RepeatedCalls::add(const CallPtr& call) {
   TimePoint last_loss;
   {
     MutexLock lock(mutex_);
-    auto& peer = peers_[call->to];
+    auto& callee = callees_[call->to];
     closed = close_reason_;
-    is_open = !closed && isOpen(*call, peer, incarnation, now);
-    losses = peer.losses;
-    last_loss = peer.last_loss;
+    is_open = !closed && isOpen(*call, callee, latest, now);
+    losses = callee.losses;
+    last_loss = callee.last_loss;
     if (!closed && !is_open && call->repetition->key.empty()) {
-      call->number = peer.next_number++;
-      peer.open.insert(call->number);
+      call->number = callee.next_number++;
+      callee.open.insert(call->number);
     }
   }
   if (closed) return call->handler(*std::move(closed));
@@ -75,10 +75,10 @@ void RepeatedCalls::add(const CallPtr& call) {
 
 uint64_t RepeatedCalls::oldestNumber(WorkerId to) const {
   MutexLock lock(mutex_);
-  const auto it = peers_.find(to);
-  if (it == peers_.end()) return 0;
-  const auto& peer = it->second;
-  return peer.open.empty() ? peer.next_number : *peer.open.begin();
+  const auto it = callees_.find(to);
+  if (it == callees_.end()) return 0;
+  const auto& callee = it->second;
+  return callee.open.empty() ? callee.next_number : *callee.open.begin();
 }
 
 Duration RepeatedCalls::pauseAfter(const Call& call) const {
@@ -106,26 +106,26 @@ void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message>&& result) {
   const bool is_lost = !attempt.is_answered &&
       (code == ErrorCode::kWorkerLost || (code == ErrorCode::kUnknownWorker && call->attempts > 1));
   const bool is_loss = !result && (is_lost || attempt.is_refused);
-  const auto incarnation = actions_.incarnation(call->to);
+  const auto latest = actions_.peer(call->to);
   const auto now = timer_.now();
   {
     MutexLock lock(mutex_);
-    auto& peer = peers_[call->to];
-    peer.is_probed = false;
+    auto& callee = callees_[call->to];
+    callee.is_probed = false;
     if (is_loss) {
-      if (incarnation > peer.incarnation) peer.losses = 0;  // of the earlier incarnation
-      ++peer.losses;
-      peer.last_loss = now;
-      peer.incarnation = incarnation;
+      if (callee.peer != latest) callee.losses = 0;  // of the earlier start
+      ++callee.losses;
+      callee.last_loss = now;
+      callee.peer = latest;
     } else if (attempt.is_answered) {
-      peer.losses = 0;
+      callee.losses = 0;
     }
   }
   if (code == ErrorCode::kTimeout && !attempt.is_answered && call->attempts > 1) {
     result = Error(code, result.error().text() + ". " + noTimeLeft(*call), result.error().worker());
   }
   if (!is_loss) return finish(call, std::move(result));
-  if (attempt.sent_to != 0) call->may_have_run_on = attempt.sent_to;
+  if (attempt.reached.isKnown()) call->may_have_run_on = attempt.reached;
   Duration pause{};
   if (const auto why = whyNotAgain(*call, pause); !why.empty()) return fail(call, result.error(), why);
   Status closed;
@@ -143,9 +143,9 @@ void RepeatedCalls::sendAgain(const CallPtr& call) {
     MutexLock lock(mutex_);
     if (pausing_.erase(call) == 0) return;  // close() has failed it
   }
-  const bool may_have_run = call->may_have_run_on != 0;
+  const bool may_have_run = call->may_have_run_on.isKnown();
   if (may_have_run && !call->repetition->policy.after_restart &&
-      actions_.incarnation(call->to) > call->may_have_run_on) {
+      call->may_have_run_on.isReplacedBy(actions_.peer(call->to))) {
     const auto worker = actions_.worker(call->to);
     return fail(
         call, {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name},
@@ -158,7 +158,7 @@ void RepeatedCalls::sendAgain(const CallPtr& call) {
 
 void RepeatedCalls::fail(const CallPtr& call, const Error& loss, const std::string& why) {
   const auto worker = actions_.worker(call->to);
-  const auto* const ran = call->may_have_run_on != 0 ? " may have run the call" : " has not run the call";
+  const auto* const ran = call->may_have_run_on.isKnown() ? " may have run the call" : " has not run the call";
   const auto code = loss.code() == ErrorCode::kShutdown ? loss.code() : ErrorCode::kWorkerLost;
   finish(call, Error(code, loss.text() + ". " + why + ". " + worker.name + ran, worker.name, loss.detail()));
 }
@@ -166,7 +166,7 @@ void RepeatedCalls::fail(const CallPtr& call, const Error& loss, const std::stri
 void RepeatedCalls::finish(const CallPtr& call, Result<Message>&& result) {
   {
     MutexLock lock(mutex_);
-    if (call->number != 0) peers_[call->to].open.erase(call->number);
+    if (call->number != 0) callees_[call->to].open.erase(call->number);
   }
   // The message stays: a time-out can end the call while another thread still encodes it.
   const auto handler = std::exchange(call->handler, nullptr);

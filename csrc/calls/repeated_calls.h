@@ -26,8 +26,8 @@ namespace torchrpc {
 // came, or the answer is that the worker ends and has not begun the call. Everything else ends it: an answer, errors
 // included, and its time-out, which covers all attempts and pauses.
 // - The callee recognizes the attempts of one call and runs it once: Note [Calls that arrive again].
-// - If a connection has carried an attempt, the worker at its other end may have run it. A later incarnation of that
-//   worker would run it again. So it is not sent there, unless the policy says `after_restart`.
+// - If a connection has carried an attempt, the worker at its other end may have run it. If that worker is
+//   started again, it would run it again. So it is not sent there, unless the policy says `after_restart`.
 // - RRefs and autograd contexts that a message carries belong to the connection: they are lost with it, and such a call
 //   is not sent again. (RRefs among the arguments are refused at the start, if there are to be retries.)
 // - The message is kept until the call ends, with the caller's tensors, not copies of them. An attempt sends what is in
@@ -48,10 +48,10 @@ class RepeatedCalls {
     // Used by one attempt at a time:
     Message message{};
     Messenger::ReplyHandler handler{};
-    uint64_t number = 0;           ///< 0: the call has a key
-    uint32_t attempts = 0;         ///< the attempts so far
-    uint64_t may_have_run_on = 0;  ///< the incarnation of the callee that an attempt has reached; 0: none
-    Attempt attempt{};             ///< the outcome of the current attempt
+    uint64_t number = 0;       ///< 0: the call has a key
+    uint32_t attempts = 0;     ///< the attempts so far
+    PeerId may_have_run_on{};  ///< the start of the callee that an attempt has reached; its number is 0: none
+    Attempt attempt{};         ///< the outcome of the current attempt
   };
   using CallPtr = std::shared_ptr<Call>;
 
@@ -60,7 +60,7 @@ class RepeatedCalls {
     std::function<void(const CallPtr&)> send;
     /// Runs a task, not on the timer's thread, or drops it if the node shuts down before.
     std::function<void(Duration, std::function<void()>)> post_after;
-    std::function<uint64_t(WorkerId)> incarnation;  ///< the latest one that the group knows
+    std::function<PeerId(WorkerId)> peer;  ///< the latest start that the group knows
     std::function<WorkerInfo(WorkerId)> worker;
     std::function<uint64_t()> next_random;
   };
@@ -82,18 +82,18 @@ class RepeatedCalls {
 
  private:
   /// The state of one callee.
-  struct Peer {
+  struct Callee {
     uint64_t next_number = 1;
     std::set<uint64_t> open{};  ///< numbers of the calls that have not ended
     // The breaker:
     uint32_t losses = 0;  ///< in a row
     TimePoint last_loss{};
-    uint64_t incarnation = 0;  ///< at the last loss
-    bool is_probed = false;    ///< a call that is under way tests whether the worker is back
+    PeerId peer{};           ///< at the last loss
+    bool is_probed = false;  ///< a call that is under way tests whether the worker is back
   };
 
   /// Whether the breaker keeps the call from starting.
-  static bool isOpen(const Call& call, Peer& peer, uint64_t incarnation, TimePoint now);
+  static bool isOpen(const Call& call, Callee& callee, const PeerId& latest, TimePoint now);
   Error openError(const Call& call, uint32_t losses, Duration since) const;
   /// Returns why the call is not sent again after a loss; empty if it is sent again after `pause`.
   std::string whyNotAgain(const Call& call, Duration& pause) const;
@@ -109,7 +109,7 @@ class RepeatedCalls {
   std::atomic<uint64_t> retries_{0};
   // Guarded by mutex_:
   mutable Mutex mutex_;
-  std::unordered_map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
+  std::unordered_map<WorkerId, Callee> callees_ TORCHRPC_GUARDED_BY(mutex_);
   std::unordered_set<CallPtr> pausing_ TORCHRPC_GUARDED_BY(mutex_);
   Status close_reason_ TORCHRPC_GUARDED_BY(mutex_);
 };

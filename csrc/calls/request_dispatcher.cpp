@@ -49,12 +49,10 @@ void RequestDispatcher::decode(ServerCall& call) {
   call.request.emplace(Request{
       .from = call.from,
       .message = environment_.decode(std::move(call.frame), call.from.id).take(),
-      .incarnation = call.link ? call.link->incarnation() : environment_.incarnation,
       .link = call.link ? call.link->id() : 0,
-      .is_from_member = call.is_from_member,
       .audit = call.audit,
       .rref_quota_token = std::move(call.rref_quota_token)});
-  if (call.is_from_member || !isForMembers(call.request->message)) return;
+  if (call.from.is_member || !isForMembers(call.request->message)) return;
   throw Error(
       ErrorCode::kNotAllowed,
       environment_.self.name + " refuses " + std::string(name(call.kind)) + " from " + call.from.name +
@@ -124,7 +122,7 @@ void RequestDispatcher::run(const Handler& handler, const ServerCallPtr& call) {
   const Responder responder(call);
   reportStart(*call);
   // The sender may have been started again while the request waited. Its effects would count as those of the later
-  // incarnation.
+  // start.
   if (call->link && call->link->isReplaced()) return responder.fail(replacedError(call->link->peer()));
   runOrAnswer(responder, [&] {
     if (!call->request) decode(*call);

@@ -28,8 +28,7 @@ class RequestDispatcher {
   /// What it uses of the agent. All must outlive it.
   struct Environment {
     const WorkerInfo& self;
-    uint64_t node;         ///< the number of the node: see CurrentCall
-    uint64_t incarnation;  ///< of this worker
+    uint64_t node;  ///< the number of the node: see CurrentCall
     Executor& pool;
     Strand& strand;
     CallGate& gate;

@@ -27,7 +27,7 @@ class ServerCall final : public Responder::Target {
   };
 
   /// `answerer` must outlive this object.
-  ServerCall(Answerer& answerer, WorkerInfo from, FrameInfo info, TimePoint arrived, std::shared_ptr<Link> link)
+  ServerCall(Answerer& answerer, Peer from, FrameInfo info, TimePoint arrived, std::shared_ptr<Link> link)
       : from(std::move(from)),
         kind(info.kind),
         id(info.call),
@@ -36,7 +36,7 @@ class ServerCall final : public Responder::Target {
         answerer_(answerer) {}
   ~ServerCall() override { failUnanswered(); }
 
-  const WorkerInfo from;
+  const Peer from;
   const Kind kind;
   const CallId id;
   const TimePoint arrived;
@@ -44,7 +44,6 @@ class ServerCall final : public Responder::Target {
 
   // Constant as soon as the request is passed to RequestDispatcher:
   size_t call_bytes = 0;                    ///< of the frame of a call; 0 for other requests
-  bool is_from_member = true;               ///< see Request::is_from_member
   bool is_counted = false;                  ///< the link and the end of the node count it as unanswered
   bool is_program_timed = false;            ///< ProgramThreads has its arrival
   ActivityToken activity;                   ///< until the answer

@@ -12,7 +12,6 @@ void ServerCalls::serve(
   const auto call = std::make_shared<ServerCall>(*this, link->peer(), info, environment_.timer.now(), link);
   call->is_counted = isCounted(info.kind);
   call->call_bytes = isCall(info.kind) ? bytesOf(frame) : 0;
-  call->is_from_member = link->isMember();
   call->activity = ActivityToken(environment_.activity);
   if (call->is_counted) link->addUnanswered();
   call->is_program_timed = call->is_counted && is_program_timed_.load(std::memory_order_relaxed);
@@ -26,7 +25,7 @@ void ServerCalls::serve(
       over_quota = error;
     }
   }
-  const bool is_refused = over_quota || (isForMembers(info.kind) && !link->isMember());
+  const bool is_refused = over_quota || (isForMembers(info.kind) && !call->from.is_member);
   if (environment_.audit_log && (call->is_counted || is_refused)) {
     call->audit = std::make_shared<AuditedCall>(link->nameForAudit(link->peer().name), info.kind, bytesOf(frame));
   }
@@ -79,7 +78,7 @@ void ServerCalls::inspect(const std::shared_ptr<Link>& link, Frame&& frame) {
   if (link->replyQueue().shouldDefer() || link->replyQueue().isOverrun()) {
     return link->cutOff({ErrorCode::kProtocol, "an observer does not read the reports for which it asks", name});
   }
-  const WorkerInfo observer{name.empty() ? "an observer" : name, kNoWorker};
+  const Peer observer{{name.empty() ? "an observer" : name, kNoWorker}};
   const auto call =
       std::make_shared<ServerCall>(*this, observer, *peekFrame(frame.head), environment_.timer.now(), link);
   if (link->mayInspect()) return dispatcher_.serve(call, std::move(frame));
@@ -141,8 +140,7 @@ void ServerCalls::reply(const ServerCall& call, Result<Message>&& result, const 
   link->startedCalls().onAnswered(call.id);
   const auto bytes = bytesOf(frame);
   link->replyQueue().onReply(bytes);
-  // The link may belong to an earlier incarnation of the caller: then this fails although the worker itself is not
-  // lost.
+  // The link may belong to an earlier start of the caller: then this fails although the worker itself is not lost.
   link->send(
       std::move(frame),
       [this, link, bytes, token = activity, kind = message.kind,

@@ -29,7 +29,7 @@ class ServerCalls final : public ServerCall::Answerer {
   /// What the requests need of the node. Everything must outlive the object.
   struct Environment {
     const MakerProcess& maker;
-    const WorkerInfo& self;
+    const Peer& self;
     const Limits& limits;  ///< of messages
     Timer& timer;
     const ConnectionPool& connections;

@@ -468,7 +468,7 @@ void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
 
 void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request&& request, const Responder& responder) {
   // The agent may keep the reply to a call that can arrive again, so that reply lends nothing.
-  const bool lends = request.is_from_member && !request.message.header(HeaderKind::kRepeatable);
+  const bool lends = request.from.is_member && !request.message.header(HeaderKind::kRepeatable);
   auto reply = [this, maps = std::move(maps), to = request.from, lends, streams = StreamScope::current(),
                 kept = StreamScope::currentKept(), responder](Result<Message> result) {
     if (!result) return responder.complete(std::move(result));

@@ -80,7 +80,7 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// A reply arrived after its call had ended.
   void onLateReply(const Message& reply) { loans_.onLateReply(reply); }
   void onWorkerLost(const WorkerInfo& worker);
-  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) { loans_.onWorkerJoined(worker.id, incarnation); }
+  void onWorkerJoined(const Peer& peer) { loans_.onWorkerJoined(peer.peerId()); }
 
   /// Whether that worker still has to read, or to return, memory of a reply of this worker.
   bool isAwaited(WorkerId worker) const { return loans_.isAwaited(worker); }

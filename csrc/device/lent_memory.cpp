@@ -19,7 +19,7 @@ namespace {
 
 struct Loan {
   const LentMemory* lender = nullptr;
-  LentMemory::Receiver to;
+  PeerId to;
   c10::Storage storage;
   bool is_awaited = false;
   uint64_t unread_bytes = 0;  ///< bounds all reads together, so that no receiver makes this worker copy for ever
@@ -72,7 +72,7 @@ bool LentMemory::hasRoom(uint64_t bytes) const {
   return lent == 0 || (bytes <= kMaxBytes && lent <= kMaxBytes - bytes);
 }
 
-uint64_t LentMemory::lend(const Receiver& to, c10::Storage storage, bool is_awaited) {
+uint64_t LentMemory::lend(const PeerId& to, c10::Storage storage, bool is_awaited) {
   static auto* const numbers = new SecureNumbers;
   const auto number = numbers->next();
   MutexLock lock(loans().mutex);
@@ -86,7 +86,7 @@ bool LentMemory::isAwaited(WorkerId to) const {
   MutexLock lock(loans().mutex);
   return std::ranges::any_of(loans().by_number, [&](const auto& each) {
     const auto& loan = each.second;
-    return loan.lender == this && loan.is_awaited && loan.to.id == to;
+    return loan.lender == this && loan.is_awaited && loan.to.worker == to;
   });
 }
 
@@ -94,7 +94,7 @@ c10::Storage LentMemory::read(uint64_t number, WorkerId reader, uint64_t offset,
   MutexLock lock(loans().mutex);
   const auto found = loans().by_number.find(number);
   const bool is_own = found != loans().by_number.end() && found->second.lender == this;
-  if (!is_own || found->second.to.id != reader) throw takenBackError();
+  if (!is_own || found->second.to.worker != reader) throw takenBackError();
   auto& loan = found->second;
   const auto size = loan.storage.nbytes();
   if (bytes > size || offset > size - bytes) malformedLoan("it reads bytes outside the memory that is lent");
@@ -109,19 +109,18 @@ std::vector<c10::Storage> LentMemory::takeBack(std::span<const uint64_t> numbers
   for (const auto number : numbers) {
     const auto loan = loans().by_number.find(number);
     const bool is_own = loan != loans().by_number.end() && loan->second.lender == this;
-    if (is_own && (!from || loan->second.to.id == *from)) ended.push_back(loans().end(loan));
+    if (is_own && (!from || loan->second.to.worker == *from)) ended.push_back(loans().end(loan));
   }
   return ended;
 }
 
-std::vector<c10::Storage> LentMemory::takeBackAll(WorkerId from, uint64_t living_incarnation) {
+std::vector<c10::Storage> LentMemory::takeBackAll(WorkerId from, const PeerId& living) {
   std::vector<c10::Storage> ended;
   MutexLock lock(loans().mutex);
   for (auto it = loans().by_number.begin(); it != loans().by_number.end();) {
     const auto loan = it++;
     const auto& to = loan->second.to;
-    const bool is_over = to.id == from && (living_incarnation == 0 || to.incarnation != living_incarnation);
-    if (loan->second.lender == this && is_over) ended.push_back(loans().end(loan));
+    if (loan->second.lender == this && to.worker == from && to != living) ended.push_back(loans().end(loan));
   }
   return ended;
 }
@@ -131,7 +130,7 @@ LoanNumbers LentMemory::stillLent(WorkerId to, std::span<const uint64_t> numbers
   MutexLock lock(loans().mutex);
   for (const auto number : numbers) {
     const auto loan = loans().by_number.find(number);
-    if (loan != loans().by_number.end() && loan->second.lender == this && loan->second.to.id == to)
+    if (loan != loans().by_number.end() && loan->second.lender == this && loan->second.to.worker == to)
       found.push_back(number);
   }
   return found;

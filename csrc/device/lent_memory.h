@@ -32,11 +32,6 @@ class LentMemory {
   /// The limit on all bytes that are lent to other processes at the same time.
   static constexpr uint64_t kMaxBytes = uint64_t{4} << 30;
 
-  struct Receiver {
-    WorkerId id = kNoWorker;
-    uint64_t incarnation = 0;
-  };
-
   LentMemory() = default;
   /// Takes all loans back.
   ~LentMemory();
@@ -47,7 +42,7 @@ class LentMemory {
   bool hasRoom(uint64_t bytes) const;
   /// Returns the number of the new loan. `is_awaited`: the memory belongs to a reply. The call counts as answered, but
   /// the caller still has to read the memory, so this worker should not shut down before the loan is returned.
-  uint64_t lend(const Receiver& to, c10::Storage storage, bool is_awaited = false);
+  uint64_t lend(const PeerId& to, c10::Storage storage, bool is_awaited = false);
   /// Whether that worker has awaited loans.
   bool isAwaited(WorkerId to) const;
   /// Returns the memory of a loan of which `reader` wants to read a range. A reader may read as many bytes in total as
@@ -57,8 +52,8 @@ class LentMemory {
   /// Ends these loans and returns their memory, which the caller should destroy outside of locks. With `from`, loans to
   /// other workers are left alone. Unknown numbers are ignored.
   std::vector<c10::Storage> takeBack(std::span<const uint64_t> numbers, std::optional<WorkerId> from = std::nullopt);
-  /// Ends all loans to that worker, except those to `living_incarnation`.
-  std::vector<c10::Storage> takeBackAll(WorkerId from, uint64_t living_incarnation = 0);
+  /// Ends all loans to that worker, except those to the start that lives.
+  std::vector<c10::Storage> takeBackAll(WorkerId from, const PeerId& living = {});
   /// The subset of `numbers` that is still lent to that worker.
   LoanNumbers stillLent(WorkerId to, std::span<const uint64_t> numbers) const;
   uint64_t bytes() const;
@@ -141,7 +136,7 @@ struct LentTensors {
     uint64_t offset = 0;  ///< in bytes, of the first element in the piece
   };
 
-  uint64_t receiver = 0;     ///< its incarnation
+  uint64_t receiver = 0;     ///< the number of its start: see PeerId
   bool is_in_place = false;  ///< the receiver may use the memory without a copy, and returns it when it is destroyed
   std::vector<Piece> pieces;
   std::vector<View> views;

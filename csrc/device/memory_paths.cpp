@@ -109,12 +109,12 @@ MemoryPaths::MemoryPaths(Messenger& messenger, bool shares_memory)
 
 MemoryPath MemoryPaths::to(WorkerId worker, const c10::Device& device) {
   if (worker == messenger_.self().id) return MemoryPath::kSameProcess;
-  const auto incarnation = messenger_.incarnation(worker);
+  const auto peer = messenger_.peer(worker);
   {
     MutexLock lock(mutex_);
     const auto [it, is_new] = known_.try_emplace({worker, device.str()});
-    if (!is_new && it->second.incarnation == incarnation) return it->second.path;
-    it->second = {.incarnation = incarnation};
+    if (!is_new && it->second.peer == peer) return it->second.path;
+    it->second = {.peer = peer};
   }
   if (shares_memory_) {
     messenger_.post([this, worker, device] { probe(worker, device); });

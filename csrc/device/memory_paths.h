@@ -43,7 +43,7 @@ class MemoryPaths {
  private:
   using Key = std::pair<WorkerId, std::string>;  // with the device's name
   struct Known {
-    uint64_t incarnation = 0;  ///< of the worker
+    PeerId peer;  ///< the start of the worker that has been probed
     MemoryPath path = MemoryPath::kHost;
     std::string reason = "not known yet";
   };

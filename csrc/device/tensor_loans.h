@@ -76,7 +76,7 @@ class TensorLoans {
   /// A reply arrived after its call had ended.
   void onLateReply(const Message& reply);
   void onWorkerLost(WorkerId worker);
-  void onWorkerJoined(WorkerId worker, uint64_t incarnation) { destroy(lent_.takeBackAll(worker, incarnation)); }
+  void onWorkerJoined(const PeerId& joined) { destroy(lent_.takeBackAll(joined.worker, joined)); }
   /// Metrics by name, for example "device.loans".
   std::map<std::string, std::string> metrics() const;
 

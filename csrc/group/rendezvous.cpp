@@ -294,8 +294,9 @@ void Rendezvous::markLeft(Duration timeout) {
   }
 }
 
-bool Rendezvous::hasLeft(WorkerId id, uint64_t incarnation) try {
-  return fan_in_.haveArrived({id}, kLeftAlone) && fan_in_.value(kLeftAlone, id) == std::to_string(incarnation);
+bool Rendezvous::hasLeft(const PeerId& peer) try {
+  return fan_in_.haveArrived({peer.worker}, kLeftAlone) &&
+      fan_in_.value(kLeftAlone, peer.worker) == std::to_string(peer.incarnation);
 } catch (const std::exception&) {
   return false;
 }
@@ -312,7 +313,7 @@ Error Rendezvous::placeTakenError(const WorkerRecord& by) const {
           "own, or wait until that process has ended"};
 }
 
-uint64_t Rendezvous::incarnationInPlace() {
+uint64_t Rendezvous::startInPlace() {
   const auto id = self_.info.id;
   if (!store_->check({recordKey(id)})) return 0;
   return openRecord(id, fan_in_.value(kRecords, id)).incarnation;
@@ -329,7 +330,7 @@ std::optional<std::vector<WorkerRecord>> Rendezvous::takePlace(Duration timeout,
     const auto stored = store_->get(key);
     const auto former = openRecord(id, fan_in_.value(kRecords, id));
     const bool is_same = former.info == self_.info && former.world_size == self_.world_size;
-    if ((is_same && former.incarnation >= self_.incarnation) || any_alive({former})) {
+    if ((is_same && !former.peerId().isReplacedBy(self_.peerId())) || any_alive({former})) {
       // That worker may be about to end.
       if (std::chrono::steady_clock::now() >= grace_end) throw placeTakenError(former);
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -490,7 +491,7 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout, const AnyAlive
   for (const auto id : readMembers()) {
     const auto record = lookUp(id, timeout);
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
-      const bool is_later_start = record.info == self_.info && record.incarnation >= self_.incarnation;
+      const bool is_later_start = record.info == self_.info && !record.peerId().isReplacedBy(self_.peerId());
       if (!is_later_start && !any_alive({record})) continue;
       throw Error(
           ErrorCode::kRendezvous,

@@ -61,19 +61,19 @@ class Rendezvous {
   /// checks them: names must be unique, and world sizes must agree. All workers report the same conflict.
   std::vector<WorkerRecord> meetAll(Duration timeout);
 
-  /// Static group that has formed: takes the place of an earlier, lost incarnation of this worker, and returns the
+  /// Static group that has formed: takes the place of an earlier, lost start of this worker, and returns the
   /// records of all workers. Returns nullopt if there is no such place, because the group has ended, its workers are
   /// not alive any more, or have other names; then another group forms. `any_alive` returns whether one of the workers
   /// answers.
   std::optional<std::vector<WorkerRecord>> takePlace(Duration timeout, const AnyAlive& any_alive);
-  /// Returns the incarnation in the record of this worker's place; 0 if the store has no such record.
-  uint64_t incarnationInPlace();
+  /// Returns the number of the start in the record of this worker's place; 0 if the store has no such record.
+  uint64_t startInPlace();
   /// Marks the group as ended, so that no worker can join it any more.
   void markEnded();
   /// Static group: tells the other workers that this one leaves before them, and is not lost.
   void markLeft(Duration timeout);
-  /// Whether that incarnation of a worker has called markLeft(). Returns false if the store does not answer.
-  bool hasLeft(WorkerId id, uint64_t incarnation);
+  /// Whether that peer has called markLeft(). Returns false if the store does not answer.
+  bool hasLeft(const PeerId& peer);
   /// Whether any worker of the group has called markLeft(), by one request. Returns false if the store does not answer.
   bool hasAnyLeft();
   /// Returns the entries that the store has of the group, with these records of its workers, for a StoreKeeper. To be

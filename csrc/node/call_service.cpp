@@ -36,8 +36,6 @@ void CallService::prepare(Request&& request, const Run& run, const Fail& fail) {
   Invocation plain{
       .from = std::move(request.from),
       .message = std::move(request.message),
-      .incarnation = request.incarnation,
-      .is_from_member = request.is_from_member,
       .audit = std::move(request.audit),
       .id = id};
   if (!plain.message.header(HeaderKind::kRRefForks))

@@ -19,10 +19,8 @@ namespace torchrpc {
 
 /// A received call. The owners of its RRef arguments have confirmed them.
 struct Invocation {
-  WorkerInfo from;
+  Peer from;
   Message message;
-  uint64_t incarnation = 0;              ///< of `from`
-  bool is_from_member = true;            ///< as Request's
   std::vector<RRefPtr> rrefs{};          ///< referred to by index in the payload
   std::shared_ptr<AuditedCall> audit{};  ///< as Request's
   ServedId id{};                         ///< identifies the call to the agent, which knows whether it is cancelled

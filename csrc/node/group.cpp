@@ -15,16 +15,16 @@ namespace torchrpc {
 
 namespace {
 
-// A worker may be restarted under its id after the clock has been set back. So the store keeps the latest incarnation
-// of each id, and the next one is greater by at least this step. Ids of RRefs and contexts start at the incarnation, so
-// the step keeps them from being reused.
+// A worker may be restarted under its id after the clock has been set back. So the store keeps the number of the latest
+// start of each id, and the next one is greater by at least this step. Ids of RRefs and contexts begin at that number,
+// so the step keeps them from being reused.
 constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
 
 constexpr Duration kStoreGrace = std::chrono::seconds(2);  // for all workers to read the result of the start
 constexpr auto kStarted = "started";
 constexpr Duration kRefusalGrace = std::chrono::seconds(10);  // for all workers to find out that the group cannot form
 
-/// In the store of a group that grows: the latest incarnation that a worker with that id has got.
+/// In the store of a group that grows: the number of the latest start that a worker with that id has got.
 std::string incarnationKey(WorkerId id) { return "incarnation/" + std::to_string(id); }
 
 std::string listOf(const Agent& agent, const std::set<WorkerId>& workers) {
@@ -40,7 +40,7 @@ uint64_t Group::newIncarnation(
   const int64_t now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
   if (takes_place) {
     Rendezvous rendezvous(store, {.info = self, .world_size = world_size}, secret);
-    return std::max(static_cast<uint64_t>(now), rendezvous.incarnationInPlace() + kIncarnationStep);
+    return std::max(static_cast<uint64_t>(now), rendezvous.startInPlace() + kIncarnationStep);
   }
   if (world_size > 0) return now;
   const auto key = incarnationKey(self.id);
@@ -266,7 +266,7 @@ void Group::expel(const WorkerInfo& worker, const Peer* caller) {
 }
 
 void Group::forget(const WorkerInfo& worker) {
-  agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
+  if (const auto record = agent_.directory().find(worker.id)) agent_.membership().onLeft(record->peer());
   agent_.directory().remove(worker.id);
   environment_.on_left(worker);
 }
@@ -323,7 +323,7 @@ Rendezvous::LostAmong Group::lostAmong() {
     if (!rendezvous_->hasAnyLeft()) return gone;
     // The store tells at once that a worker has left; this worker may not be connected to it.
     std::erase_if(workers, [&](WorkerId id) {
-      return std::ranges::find(gone, id) == gone.end() && !rendezvous_->hasLeft(id, agent_.incarnation(id));
+      return std::ranges::find(gone, id) == gone.end() && !rendezvous_->hasLeft(agent_.peer(id));
     });
     return workers;
   };
@@ -331,7 +331,7 @@ Rendezvous::LostAmong Group::lostAmong() {
 
 void Group::leaveStore(const std::string& phase, Duration grace) {
   auto lost = absent_;
-  std::erase_if(lost, [this](WorkerId id) { return rendezvous_->hasLeft(id, agent_.incarnation(id)); });
+  std::erase_if(lost, [this](WorkerId id) { return rendezvous_->hasLeft(agent_.peer(id)); });
   if (keeper_) keeper_->stop();  // the store is to end
   rendezvous_->releaseStore(phase, grace, absent_);
   absent_ = std::move(lost);

@@ -47,8 +47,8 @@ class Group {
     std::function<void(const WorkerInfo&)> on_left;
   };
 
-  /// Returns an incarnation for this worker that is greater than those of its earlier starts in the group. Blocks on
-  /// the store. `takes_place`: the group is static and has formed.
+  /// Returns the number of this start (PeerId), greater than those of earlier starts of this worker in the group.
+  /// Blocks on the store. `takes_place`: the group is static and has formed.
   static uint64_t newIncarnation(
       const WorkerInfo& self, int32_t world_size, bool takes_place, const StorePtr& store, const std::string& secret);
 
@@ -62,9 +62,9 @@ class Group {
   // --- The start ---
   /// Sets the address at which this worker listens; first of all.
   void listenAt(const std::string& address);
-  /// Takes the place of this worker's earlier incarnation, which has been lost, in a group that has formed. Returns
+  /// Takes the place of an earlier start of this worker, which has been lost, in a group that has formed. Returns
   /// false if there is no such place; then the node cannot be used. Throws Error(kRendezvous) if the earlier
-  /// incarnation is alive.
+  /// start is alive.
   bool takePlace(Duration timeout);
   /// Joins the group; after takePlace() announces this worker. On return every worker of a static group serves calls;
   /// in a group that grows, every worker that has joined. Throws Error: kRendezvous; kInvalidArgument if the devices of

@@ -23,12 +23,11 @@ namespace {
 
 constexpr Duration kSetUpTime = std::chrono::milliseconds(5);  // for the program to set up what its functions use
 
-// A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until 2059.
+// A context id has 48 bits for the number of a start. With this divisor they count tens of microseconds, and last until
+// 2059.
 constexpr uint64_t kNanosecondsPerContext = 10'000;
 
-int64_t firstContext(uint64_t incarnation) {
-  return static_cast<int64_t>(incarnation / kNanosecondsPerContext) & kLargestCounter;
-}
+int64_t firstContext(uint64_t start) { return static_cast<int64_t>(start / kNanosecondsPerContext) & kLargestCounter; }
 
 std::vector<Allowance> allowances(const Node::Options& options) {
   auto all = options.allowed_functions;
@@ -194,7 +193,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
           groupOptions(),
           {.agent = agent_,
            .maps = maps_,
-           .on_joined = [this](const WorkerRecord& record) { rrefs_->restore(record.info, record.incarnation); },
+           .on_joined = [this](const WorkerRecord& record) { rrefs_->restore(record.peer()); },
            .on_left =
                [this](const WorkerInfo& worker) {
                  rrefs_->onWorkerLost(worker);
@@ -216,11 +215,11 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
   });
-  agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
+  agent_.onWorkerJoined([this](const Peer& peer) {
     call_metrics_.onWorkerJoined();
-    devices_.onWorkerJoined(worker, incarnation);
-    rrefs_->onWorkerJoined(worker, incarnation);
-    autograd_.onWorkerJoined(worker, firstContext(incarnation));
+    devices_.onWorkerJoined(peer);
+    rrefs_->onWorkerJoined(peer);
+    autograd_.onWorkerJoined(peer, firstContext(peer.incarnation));
   });
   agent_.addOutstanding([this](std::set<WorkerId>& workers) {
     rrefs_->addOutstanding(workers);

@@ -114,9 +114,9 @@ class Node : public std::enable_shared_from_this<Node> {
   // --- the start, on one thread ---
   /// Registers another runner beside those of operators and C++ functions; before start().
   void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
-  /// Before start(), with Options::takes_place: takes the place of this worker's earlier incarnation, which has been
+  /// Before start(), with Options::takes_place: takes the place of an earlier start of this worker, which has been
   /// lost. Returns false if there is no such place; then the node cannot be used. Throws Error(kRendezvous) if the
-  /// earlier incarnation is alive.
+  /// earlier start is alive.
   bool takePlace();
   /// Before start(): keeps the calls of other workers until releaseFirstCalls(). See Note [First calls].
   void keepFirstCalls() { first_calls_ = agent_.keepCalls(); }

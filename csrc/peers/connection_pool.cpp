@@ -30,17 +30,17 @@ std::string ConnectionPool::hello() const {
   writer.put(kProtocolVersion);
   writer.put(directory_.self().id);
   writer.putString(directory_.self().name);
-  writer.put(options_.incarnation);
+  writer.put(directory_.self().incarnation);
   return payload;
 }
 
 // Note [Workers that are not known yet]
 // A worker that joins a group that grows calls the members before they know it, and a worker that was started again
-// may call before its announcement has arrived. Such a worker claims its id and its incarnation, and in a group without
-// identities its name, so HELLO gives it no rights: this node answers its requests, but sends no request to it. Only
-// when the worker has been admitted, and the directory has its record, does this node send over a link with the name,
-// the id and the incarnation in the record. All other links with that id are closed then. So a peer that claims the id
-// of a worker that will join later, or any incarnation, neither gets the calls for that worker nor keeps it out.
+// may call before its announcement has arrived. Such a worker claims its id and the number of its start, and in a group
+// without identities its name, so HELLO gives it no rights: this node answers its requests, but sends no request to it.
+// Only when the worker has been admitted, and the directory has its record, does this node send over a link of the peer
+// in the record. All other links with that id are closed then. So a peer that claims the id of a worker that will join
+// later, or any start of a worker, neither gets the calls for that worker nor keeps it out.
 // In a group that grows, the same holds for a worker of another name that claims the id of a lost worker.
 void ConnectionPool::acceptHello(Link& link, Frame&& frame) {
   const auto message = decodeFrame(std::move(frame));
@@ -52,15 +52,16 @@ void ConnectionPool::acceptHello(Link& link, Frame&& frame) {
         "it speaks version " + std::to_string(version) + " of the protocol, this worker " +
             std::to_string(kProtocolVersion) + ": install the same torchrpc on all workers");
   }
-  WorkerInfo peer;
+  Peer peer;
+  peer.is_member = link.peer_.is_member;
   peer.id = reader.get<WorkerId>();
   peer.name = reader.getString();
-  const auto incarnation = reader.get<uint64_t>();
+  peer.incarnation = reader.get<uint64_t>();
   reader.expectEnd();
   // A HELLO may arrive before the announcement that its worker has joined, or has been started again.
   const auto known = directory_.find(peer.id);
-  const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
-  const bool is_restarted = known && known->info == peer && known->incarnation < incarnation;
+  const bool is_expected = !known || known->isOf(peer);
+  const bool is_restarted = known && known->info == peer && known->peerId() < peer.peerId();
   const bool is_id_free = known && known->info != peer && options_.world_size == 0 && events_.is_lost(known->info);
   // State that belongs to an id outlives the connection, so ids are bounded in a group that grows, too.
   const auto places = options_.world_size > 0 ? options_.world_size : kMaxWorldSize;
@@ -77,23 +78,22 @@ void ConnectionPool::acceptHello(Link& link, Frame&& frame) {
         peer.name);
   }
   link.checkIdentity(peer);
-  if (known && is_expected && known->is_member && !link.isMember()) throw falseRole(peer);
+  if (known && is_expected && known->is_member && !peer.is_member) throw falseRole(peer);
   // A worker that was started again under another id may have the same name, unless the worker that had the name is
   // still connected. This also bounds what one worker may use here: limits count by its name or by its id.
   for (const auto& other : allLinks()) {
     const auto& namesake = other->peer();
-    if (namesake.id == peer.id && namesake != peer && known && !is_id_free) {
+    if (namesake.id == peer.id && namesake.name != peer.name && known && !is_id_free) {
       other->is_replaced_ = true;  // it has claimed the id of this worker while that was lost
       other->close(Error(ErrorCode::kWorkerLost, toString(peer) + ", which has this id, is back", peer.name));
     }
     if (namesake.name != peer.name || namesake.id == peer.id || other->isClosed()) continue;
     // A worker that has left may join again before its earlier connection ends. This node sends to known workers only.
-    if (hasLink(namesake.id) && directory_.info(peer.name) != namesake) continue;
+    if (hasLink(namesake.id) && directory_.info(peer.name) != WorkerInfo(namesake)) continue;
     throw Error(
         ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(namesake));
   }
-  link.incarnation_ = incarnation;
-  if (is_restarted) events_.on_new_incarnation({peer, incarnation, link.isMember()});
+  if (is_restarted) events_.on_restarted(peer);
   // Done before the link has a peer, because the end of a link that is refused here must not count as the loss of that
   // worker.
   if (options_.quotas) takeQuota(link, peer.name);
@@ -105,7 +105,7 @@ void ConnectionPool::acceptHello(Link& link, Frame&& frame) {
   // The worker may have been admitted since it was looked up: replaceLinks() finds the link, or this finds the record.
   const auto admitted = directory_.find(peer.id);
   if (!admitted || (is_id_free && admitted->info == known->info)) return;
-  if (admitted->info != peer || admitted->incarnation > incarnation) {
+  if (admitted->info != peer || peer.peerId() < admitted->peerId()) {
     link.is_replaced_ = true;
     throw Error(ErrorCode::kProtocol, toString(admitted->info) + " has joined meanwhile", peer.name);
   }
@@ -116,9 +116,9 @@ void ConnectionPool::use(const std::shared_ptr<Link>& link) {
   std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
   if (!all_links_.contains(link->id())) return;  // it has ended
-  // A second connection of the same incarnation does not replace the one over which this node sends.
+  // A second connection of the same peer does not replace the one over which this node sends.
   auto& used = links_[link->peer().id];
-  if (!used || used->incarnation() < link->incarnation()) replaced = std::exchange(used, link);
+  if (!used || used->peer().peerId() < link->peer().peerId()) replaced = std::exchange(used, link);
 }
 
 // The first connection beyond the quota stays open, and each request over it is answered with the error, so that the
@@ -150,10 +150,10 @@ void ConnectionPool::recordRefusal(const std::string& peer, const Error& reason,
        .reason = reason.text()});
 }
 
-void ConnectionPool::replaceLinks(const WorkerInfo& worker, uint64_t incarnation, const Error& reason) {
+void ConnectionPool::replaceLinks(const Peer& peer, const Error& reason) {
   for (const auto& link : allLinks()) {
-    if (link->peer().id != worker.id) continue;
-    if (link->peer() == worker && link->incarnation() == incarnation) {
+    if (link->peer().id != peer.id) continue;
+    if (link->peer().name == peer.name && link->peer().peerId() == peer.peerId()) {
       use(link);
     } else {
       link->is_replaced_ = true;
@@ -237,7 +237,7 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
     MutexLock lock(mutex_);
     auto [it, added] = links_.try_emplace(to);
     if (!added) return it->second;
-    fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info, record->incarnation);
+    fresh = it->second = std::make_shared<Link>(*this, next_link_++, Peer{record->info, record->incarnation});
     all_links_.emplace(fresh->id(), fresh);
   }
   try {

@@ -30,8 +30,8 @@ constexpr uint32_t kProtocolVersion = 6;
 class ConnectionPool {
  public:
   struct Events {
-    /// Called when a later incarnation than the directory knows has connected. Only HELLO has been read from it.
-    std::function<void(const Peer&)> on_new_incarnation;
+    /// Called when a later start of a worker than the directory knows has connected. Only HELLO has been read from it.
+    std::function<void(const Peer&)> on_restarted;
     /// Called with each frame of a worker other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame&&)> on_frame;
     /// Whether that worker of the directory has been lost or has left.
@@ -47,7 +47,6 @@ class ConnectionPool {
   };
 
   struct Options {
-    uint64_t incarnation = 0;
     int32_t world_size = 0;       ///< 0: the group grows
     size_t max_queued_bytes = 0;  ///< see Note [Flow control]
     Quotas* quotas = nullptr;     ///< of peers; null: none
@@ -77,10 +76,10 @@ class ConnectionPool {
     size_t held_calls = 0;
   };
   Queued queued() const;
-  /// To be called when the directory has a new worker or a later incarnation of one. Closes all links, inbound ones
-  /// included, with that worker id and another name or incarnation. If a link of this incarnation is open, this node
-  /// sends over it from now on. Thread-safe.
-  void replaceLinks(const WorkerInfo& worker, uint64_t incarnation, const Error& reason);
+  /// To be called when the directory has a new worker or a later start of one. Closes all links, inbound ones
+  /// included, that have its id and belong to another peer. If a link of this peer is open, this node sends over it
+  /// from now on. Thread-safe.
+  void replaceLinks(const Peer& peer, const Error& reason);
   /// Calls `done` once, on the loop, when the loop has read everything that had arrived before this call.
   void afterReading(std::function<void()> done) { transport_.afterReading(std::move(done)); }
   /// Whether one of the workers' addresses answers a PING. Dials 32 addresses at a time, and waits for `timeout` at
@@ -98,7 +97,7 @@ class ConnectionPool {
   std::string hello() const;
   /// Reads the HELLO of an inbound link: see Note [Workers that are not known yet]. Throws Error(kProtocol).
   void acceptHello(Link& link, Frame&& frame);
-  /// Lets this node send over the link, unless it sends over another one of the same incarnation.
+  /// Lets this node send over the link, unless it sends over another one of the same peer.
   void use(const std::shared_ptr<Link>& link);
   /// Counts an inbound link against the quota of the peer of that name. Throws Error(kQuotaExceeded).
   void takeQuota(Link& link, const std::string& peer);

@@ -21,12 +21,11 @@ Error replacedError(const WorkerInfo& worker) {
   return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
 }
 
-Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnation)
+Link::Link(ConnectionPool& pool, uint64_t id, Peer peer)
     : pool_(pool),
       id_(id),
       is_inbound_(peer.id == kNoWorker),
       peer_(std::move(peer)),
-      incarnation_(incarnation),
       started_calls_(pool.options_.max_queued_bytes, pool.senders_),
       reply_queue_(pool.options_.max_queued_bytes) {
   if (pool_.options_.quotas && peer_.id != kNoWorker) usage_ = pool_.options_.quotas->usageOf(peer_.name);
@@ -197,12 +196,13 @@ void Link::sendPong() {
 
 void Link::onIdentity(const PeerIdentity& identity) {
   identity_ = identity;
+  peer_.is_member = identity.isMember();
   if (peer_.id == kNoWorker) {
     countConnection(identity.name);
     return;
   }
   const auto record = pool_.directory_.find(peer_.id);
-  if (!record || !record->is_member || identity.isMember()) return;
+  if (!record || !record->is_member || peer_.is_member) return;
   is_refused_ = true;
   close(falseRole(peer_));
 }
@@ -238,7 +238,7 @@ Status Link::onAnnounced(std::string_view head_begin, uint64_t bytes) {
   // Replies are for calls of this worker, which does not count them. Members send their reliable requests until they
   // are answered, so a small one is not refused.
   if (info && roleOf(info->kind) == Role::kReply && pool_.events_.is_awaited(info->call, *this)) return std::nullopt;
-  if (info && isReliable(info->kind) && isMember() && bytes <= kMaxUncountedBytes) return std::nullopt;
+  if (info && isReliable(info->kind) && peer_.is_member && bytes <= kMaxUncountedBytes) return std::nullopt;
   try {
     announced_token_ = usage_->takeBytes(bytes);
     return std::nullopt;

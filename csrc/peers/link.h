@@ -15,6 +15,7 @@
 #include "base/sync/mutex.h"
 #include "peers/audit_log.h"
 #include "peers/flow_control.h"
+#include "peers/peer.h"
 #include "peers/quotas.h"
 #include "transport/transport.h"
 
@@ -22,7 +23,7 @@ namespace torchrpc {
 
 class ConnectionPool;
 
-/// The error of what belongs to an earlier incarnation of the worker.
+/// The error of what belongs to an earlier start of the worker.
 Error replacedError(const WorkerInfo& worker);
 
 /// The error for a worker whose record has another role than the worker has proved.
@@ -32,15 +33,11 @@ Error falseRole(const WorkerInfo& peer);
 /// link.
 class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
  public:
-  Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer = {}, uint64_t incarnation = 0);
+  Link(ConnectionPool& pool, uint64_t id, Peer peer = {});
 
   uint64_t id() const { return id_; }
   /// The peer. An inbound link learns it from HELLO, which arrives before any other frame.
-  const WorkerInfo& peer() const { return peer_; }
-  /// The incarnation of the peer; known as soon as the peer is.
-  uint64_t incarnation() const { return incarnation_; }
-  /// Whether the peer is a member of the group, and no client. Known before its first frame.
-  bool isMember() const { return !identity_ || identity_->isMember(); }
+  const Peer& peer() const { return peer_; }
   /// Whether the peer may inspect this worker.
   bool mayInspect() const { return !identity_ || identity_->mayInspect(); }
   /// The name that the peer has proved; empty: none.
@@ -76,7 +73,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Calls that are held back.
   size_t heldCount() const { return request_window_.heldCount(); }
 
-  /// Whether replaceLinks() has closed this link, because a later incarnation of the peer, or another worker with its
+  /// Whether replaceLinks() has closed this link, because a later start of the worker, or another worker with its
   /// id, has joined. Messages of this link do not count any more.
   bool isReplaced() const { return is_replaced_.load(std::memory_order_relaxed); }
   /// Closes the connection; its end is then reported with this reason. Thread-safe.
@@ -145,9 +142,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   ConnectionPool& pool_;
   const uint64_t id_;
   const bool is_inbound_;
-  // Set by HELLO, on the loop, before the link is published:
-  WorkerInfo peer_;
-  uint64_t incarnation_;
+  // Set by the handshake and HELLO, on the loop, before the link is published:
+  Peer peer_;
   std::shared_ptr<CallerUsage> usage_;
   Status refusal_;
   // Set before the first frame, on the loop; empty if the transport proves no identity, or knows no names:

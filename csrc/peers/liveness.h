@@ -41,12 +41,12 @@ class Liveness {
     if (!round_scheduled_.load()) scheduleRound();
   }
 
-  /// Called when the link to a worker has ended. `is_replaced`: it led to an earlier incarnation than the latest known
-  /// one.
+  /// Called when the link to a worker has ended. `is_replaced`: it led to an earlier start of the worker than the
+  /// latest known one.
   void onClosed(const Link& link, bool is_replaced);
   /// Called when a frame has arrived from a worker.
   void onActivity(const Link& link);
-  /// Called when a later incarnation of the worker has joined.
+  /// Called when the worker has joined again.
   void onReplaced(WorkerId worker);
   /// Whether a worker's link was closed because it was silent, and no frame has arrived from it since.
   bool isSilent(WorkerId worker) const;

@@ -14,43 +14,43 @@ bool Membership::hasHandlers() const {
   return !handlers_.empty();
 }
 
-void Membership::onJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_replaced) {
+void Membership::onJoined(const Peer& peer, bool is_replaced) {
   bool must_post = false;
   {
     MutexLock lock(mutex_);
-    const auto [known, is_new] = members_.try_emplace(worker.id);
+    const auto [known, is_new] = members_.try_emplace(peer.id);
     auto& member = known->second;
     // A worker may be announced twice.
-    if (!is_new && member.incarnation >= incarnation && member.state == State::kPresent) return;
-    member = {incarnation, State::kPresent};
-    must_post = enqueue(worker, is_replaced ? MemberChange::kReplaced : MemberChange::kJoined);
+    if (!is_new && member.latest >= peer.peerId() && member.state == State::kPresent) return;
+    member = {peer.peerId(), State::kPresent};
+    must_post = enqueue(peer, is_replaced ? MemberChange::kReplaced : MemberChange::kJoined);
   }
   if (must_post) post();
 }
 
-void Membership::onGone(const WorkerInfo& worker, uint64_t incarnation, MemberChange change) {
+void Membership::onGone(const Peer& peer, MemberChange change) {
   bool must_post = false;
   {
     MutexLock lock(mutex_);
-    auto& member = members_[worker.id];
-    const bool is_known = member.state != State::kPresent && member.incarnation == incarnation;
-    if (is_known || member.incarnation > incarnation) return;
-    member = {incarnation, change == MemberChange::kLeft ? State::kLeft : State::kLost};
-    must_post = enqueue(worker, change);
+    auto& member = members_[peer.id];
+    const bool is_known = member.state != State::kPresent && member.latest == peer.peerId();
+    if (is_known || member.latest > peer.peerId()) return;
+    member = {peer.peerId(), change == MemberChange::kLeft ? State::kLeft : State::kLost};
+    must_post = enqueue(peer, change);
   }
   if (must_post) post();
 }
 
-void Membership::onActivity(const WorkerInfo& worker, uint64_t incarnation) {
+void Membership::onActivity(const Peer& peer) {
   bool must_post = false;
   {
     MutexLock lock(mutex_);
-    const auto known = members_.find(worker.id);
+    const auto known = members_.find(peer.id);
     if (known == members_.end()) return;
     auto& member = known->second;
-    if (member.incarnation != incarnation || member.state != State::kLost) return;
+    if (member.latest != peer.peerId() || member.state != State::kLost) return;
     member.state = State::kPresent;
-    must_post = enqueue(worker, MemberChange::kJoined);
+    must_post = enqueue(peer, MemberChange::kJoined);
   }
   if (must_post) post();
 }

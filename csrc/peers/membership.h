@@ -3,7 +3,6 @@
 // Tracks which members of the group this worker can reach, and calls handlers when that changes.
 // Threads: any. Handlers run one at a time, on threads of the pool.
 
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -13,6 +12,7 @@
 #include "base/ids.h"
 #include "base/member_change.h"
 #include "base/sync/mutex.h"
+#include "peers/peer.h"
 
 namespace torchrpc {
 
@@ -28,14 +28,14 @@ class Membership {
   bool hasHandlers() const;
 
   // --- events; each change is passed to the handlers once ---
-  /// `is_replaced`: an earlier incarnation was known.
-  void onJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_replaced);
-  /// Called when the connection to that incarnation has ended.
-  void onLost(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLost); }
-  /// Called when that incarnation has announced that it leaves.
-  void onLeft(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLeft); }
-  /// Called when a frame of that incarnation has arrived: if the worker counted as lost, it is back.
-  void onActivity(const WorkerInfo& worker, uint64_t incarnation);
+  /// `is_replaced`: an earlier start of the worker was known.
+  void onJoined(const Peer& peer, bool is_replaced);
+  /// Called when the connection to the peer has ended.
+  void onLost(const Peer& peer) { onGone(peer, MemberChange::kLost); }
+  /// Called when the peer has announced that it leaves.
+  void onLeft(const Peer& peer) { onGone(peer, MemberChange::kLeft); }
+  /// Called when a frame of the peer has arrived: if it counted as lost, it is back.
+  void onActivity(const Peer& peer);
 
   /// Returns those of the workers that have neither been lost nor left.
   std::vector<WorkerInfo> living(std::vector<WorkerInfo> workers) const;
@@ -43,14 +43,14 @@ class Membership {
  private:
   enum class State { kPresent, kLost, kLeft };
   struct Member {
-    uint64_t incarnation = 0;
+    PeerId latest;
     State state = State::kPresent;
   };
   struct Change {
     WorkerInfo worker;
     MemberChange change;
   };
-  void onGone(const WorkerInfo& worker, uint64_t incarnation, MemberChange change);
+  void onGone(const Peer& peer, MemberChange change);
   /// Queues the change. Returns true if the caller must post reportQueued().
   bool enqueue(const WorkerInfo& worker, MemberChange change) TORCHRPC_REQUIRES(mutex_);
   void post();

@@ -2,57 +2,7 @@
 
 #include <utility>
 
-#include "wire/codec.h"
-
 namespace torchrpc {
-
-std::string encodeRecord(const WorkerRecord& record) {
-  std::string out;
-  Writer writer(out);
-  writer.put(record.info.id);
-  writer.putString(record.info.name);
-  writer.putString(record.address);
-  writer.put(record.world_size);
-  writer.put(record.incarnation);
-  writer.putString(record.metadata);
-  writer.putString(record.devices);
-  writer.put(record.is_member);
-  return out;
-}
-
-namespace {
-/// Members keep the record of each worker.
-constexpr size_t kMaxRecordBytes = 4 << 20;
-}  // namespace
-
-WorkerRecord decodeRecord(std::string_view bytes) {
-  if (bytes.size() > kMaxRecordBytes) throw Error(ErrorCode::kProtocol, "the record of a worker is too large");
-  Reader reader(bytes);
-  WorkerRecord record;
-  record.info.id = reader.get<WorkerId>();
-  record.info.name = reader.getString();
-  record.address = reader.getString();
-  record.world_size = reader.get<int32_t>();
-  record.incarnation = reader.get<uint64_t>();
-  record.metadata = reader.getString();
-  record.devices = reader.getString();
-  record.is_member = reader.get<uint8_t>() != 0;
-  reader.expectEnd();
-  return record;
-}
-
-void Peer::requireOwn(const WorkerRecord& record, const std::string& self) const {
-  const auto refuse = [&](const std::string& what) {
-    throw Error(
-        ErrorCode::kNotAllowed,
-        self + " does not let " + toString(info) + " speak for " + what + ": a worker speaks only for itself", self);
-  };
-  if (record.info != info) refuse(toString(record.info));
-  if (record.incarnation != incarnation) refuse("another start of " + info.name);
-  if (record.is_member && !is_member) refuse("a member of the group, because it has proved to be a client");
-}
-
-std::string nameOfUnknown(WorkerId id) { return "worker " + std::to_string(id); }
 
 std::optional<WorkerRecord> WorkerDirectory::find(WorkerId id) const {
   MutexLock lock(mutex_);
@@ -60,10 +10,11 @@ std::optional<WorkerRecord> WorkerDirectory::find(WorkerId id) const {
   return it == by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
-uint64_t WorkerDirectory::incarnation(WorkerId id) const {
+PeerId WorkerDirectory::peer(WorkerId id) const {
+  if (id == self_.id) return self_.peerId();
   MutexLock lock(mutex_);
   auto it = by_id_.find(id);
-  return it == by_id_.end() ? 0 : it->second.incarnation;
+  return it == by_id_.end() ? PeerId{id} : it->second.peerId();
 }
 
 std::optional<WorkerInfo> WorkerDirectory::info(const std::string& name) const {
@@ -122,7 +73,7 @@ std::map<std::string, std::string> WorkerDirectory::devices() const {
 void WorkerDirectory::add(WorkerRecord record) {
   MutexLock lock(mutex_);
   const auto known = by_id_.find(record.info.id);
-  if (known != by_id_.end() && known->second.incarnation > record.incarnation) return;
+  if (known != by_id_.end() && record.peerId().isReplacedBy(known->second.peerId())) return;
   if (known != by_id_.end()) eraseName(known->second.info);
   by_name_[record.info.name] = record.info.id;
   by_id_[record.info.id] = std::move(record);
@@ -130,8 +81,8 @@ void WorkerDirectory::add(WorkerRecord record) {
 
 void WorkerDirectory::restart(const Peer& peer) {
   MutexLock lock(mutex_);
-  const auto it = by_id_.find(peer.info.id);
-  if (it == by_id_.end() || it->second.incarnation >= peer.incarnation) return;
+  const auto it = by_id_.find(peer.id);
+  if (it == by_id_.end() || !it->second.peerId().isReplacedBy(peer.peerId())) return;
   it->second.incarnation = peer.incarnation;
   it->second.is_member = peer.is_member;
   it->second.address.clear();

@@ -3,7 +3,7 @@
 // The queues of RRef deletions (RREF_USER_DELETE), one for each owner. The first kMostMessages deletions are sent at
 // once, each in a message of its own. While that many messages to the owner are unanswered, further deletions wait and
 // are then sent together, so a program that drops a million RRefs sends some thousand messages. A queue belongs to one
-// incarnation of the owner, because a later incarnation does not have these RRefs. Threads: any.
+// start of the owner, because a later one does not have these RRefs. Threads: any.
 
 #include <algorithm>
 #include <atomic>
@@ -21,16 +21,11 @@ namespace torchrpc {
 class DeletionQueues {
  public:
   using Deletions = std::vector<UserDelete>;
-  struct To {
-    WorkerId owner = kNoWorker;
-    uint64_t incarnation = 0;
-    friend auto operator<=>(const To&, const To&) = default;
-  };
   /// The limit on unanswered messages. An owner's loop serves a message of kMostDeletions in less than a millisecond.
   static constexpr size_t kMostMessages = 2;
 
   /// Returns the deletions that the caller must send now, as one message; empty if the deletion waits.
-  Deletions add(const To& to, const UserDelete& deletion) {
+  Deletions add(const PeerId& to, const UserDelete& deletion) {
     MutexLock lock(mutex_);
     auto& queue = queues_[to];
     if (queue.unanswered < kMostMessages) {
@@ -43,7 +38,7 @@ class DeletionQueues {
   }
 
   /// A message has been answered. Returns the deletions that the caller must send next, as one message; may be empty.
-  Deletions takeNext(const To& to) {
+  Deletions takeNext(const PeerId& to) {
     MutexLock lock(mutex_);
     const auto found = queues_.find(to);
     if (found == queues_.end()) return {};
@@ -62,7 +57,7 @@ class DeletionQueues {
 
   /// Called in place of takeNext() if nothing more must be sent, for example because the owner is lost: drops the
   /// deletions that wait.
-  void drop(const To& to) {
+  void drop(const PeerId& to) {
     MutexLock lock(mutex_);
     const auto found = queues_.find(to);
     if (found == queues_.end()) return;
@@ -72,7 +67,7 @@ class DeletionQueues {
   }
 
   /// The deletions that wait until the owner answers earlier ones.
-  size_t waitingFor(const To& to) const {
+  size_t waitingFor(const PeerId& to) const {
     MutexLock lock(mutex_);
     const auto found = queues_.find(to);
     return found == queues_.end() ? 0 : found->second.waiting.size();
@@ -88,7 +83,7 @@ class DeletionQueues {
 
   std::atomic<size_t> waiting_{0};  ///< of all queues; changed under mutex_
   mutable Mutex mutex_;
-  std::map<To, Queue> queues_ TORCHRPC_GUARDED_BY(mutex_);  ///< only those with unanswered messages
+  std::map<PeerId, Queue> queues_ TORCHRPC_GUARDED_BY(mutex_);  ///< only those with unanswered messages
 };
 
 }  // namespace torchrpc

@@ -15,6 +15,9 @@ std::string pack(const Fields&... fields) {
   const auto write = [&out](const auto& field) {
     if constexpr (std::is_same_v<std::decay_t<decltype(field)>, GloballyUniqueId>) {
       out.putId(field);
+    } else if constexpr (std::is_same_v<std::decay_t<decltype(field)>, PeerId>) {
+      out.put(field.worker);
+      out.put(field.incarnation);
     } else {
       out.put(field);
     }
@@ -28,6 +31,9 @@ void unpack(Reader& in, Fields&... fields) {
   const auto read = [&in](auto& field) {
     if constexpr (std::is_same_v<std::decay_t<decltype(field)>, GloballyUniqueId>) {
       field = in.getId();
+    } else if constexpr (std::is_same_v<std::decay_t<decltype(field)>, PeerId>) {
+      field.worker = in.get<WorkerId>();
+      field.incarnation = in.get<uint64_t>();
     } else {
       field = in.get<std::decay_t<decltype(field)>>();
     }
@@ -46,8 +52,7 @@ void unpackAll(std::string_view bytes, Fields&... fields) {
 
 std::string encodeForks(const std::vector<RRefFork>& forks) {
   std::string bytes;
-  for (const auto& f : forks)
-    bytes += pack(f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.parent_incarnation, f.creation, f.delivery);
+  for (const auto& f : forks) bytes += pack(f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
   return bytes;
 }
 
@@ -56,7 +61,7 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
   Reader in(bytes);
   while (in.remaining() > 0) {
     auto& f = forks.emplace_back();
-    unpack(in, f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.parent_incarnation, f.creation, f.delivery);
+    unpack(in, f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
   }
   return forks;
 }
@@ -67,7 +72,7 @@ std::vector<RRefFork> forksIn(const Message& message) {
   auto forks = decodeForks(*header);
   for (const auto& fork : forks) {
     const bool is_own =
-        message.from == kNoWorker || (fork.parent == message.from && fork.fork.created_on == message.from);
+        message.from == kNoWorker || (fork.parent.worker == message.from && fork.fork.created_on == message.from);
     // The fork's delivery number is counted in the stream of its parent's worker, which also receives the acceptance.
     if (!is_own) throw Error(ErrorCode::kProtocol, "a message with a fork of an RRef that another worker has made");
   }

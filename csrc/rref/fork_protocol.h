@@ -27,16 +27,14 @@ struct GroupMember;
 struct RRefFork {
   RRefId rref;
   ForkId fork;
-  WorkerId owner = kNoWorker;
-  uint64_t owner_incarnation = 0;  ///< the one that has the value
-  WorkerId parent = kNoWorker;     ///< made the fork; keeps its own RRef until the child is accepted
-  uint64_t parent_incarnation = 0;
+  PeerId owner;                   ///< has the value
+  PeerId parent;                  ///< made the fork; keeps its own RRef until the child is accepted
   uint64_t creation = kNoNumber;  ///< of the call that makes the value; kNoNumber: the owner has it
   uint64_t delivery = kNoNumber;  ///< among the forks from parent to receiver, or kNoNumber: see PROTOCOL.md
 
   /// Whether the owner made the fork for a known holder. Such a fork is registered already; its holder sends no
   /// request.
-  bool registered() const { return parent == owner && delivery != kNoNumber; }
+  bool registered() const { return parent.worker == owner.worker && delivery != kNoNumber; }
 
   friend bool operator==(const RRefFork&, const RRefFork&) = default;
 };

@@ -15,17 +15,17 @@ Error tooManyGaps(WorkerId worker) {
 
 }  // namespace
 
-bool OwnerTable::isLost(const Sender& sender) {
-  const auto& peer = peers_[sender.worker];
-  return peer.lost || sender.incarnation < peer.incarnation;
+bool OwnerTable::isLost(const PeerId& sender) {
+  const auto& worker = workers_[sender.worker];
+  return worker.lost || sender.isReplacedBy(worker.latest);
 }
 
 bool OwnerTable::isPast(const RRefId& rref, uint64_t creation) const {
   if (creation == kNoNumber) return true;
-  const auto creator = peers_.find(rref.created_on);
-  if (creator == peers_.end()) return false;
-  const auto& [incarnation, registrations, lost, expected] = creator->second;
-  return lost || creation < incarnation || registrations.contains(creation);
+  const auto creator = workers_.find(rref.created_on);
+  if (creator == workers_.end()) return false;
+  const auto& [latest, registrations, lost, expected] = creator->second;
+  return lost || creation < latest.incarnation || registrations.contains(creation);
 }
 
 Result<OwnerTable::Entries::iterator> OwnerTable::findOrExpect(const RRefId& rref, uint64_t creation, WorkerId asker) {
@@ -39,7 +39,7 @@ Result<OwnerTable::Entries::iterator> OwnerTable::findOrExpect(const RRefId& rre
 
 Status OwnerTable::expectFor(WorkerId asker, Entry& entry) {
   if (entry.expected_for == asker) return std::nullopt;
-  auto& expected = peers_[asker].expected;
+  auto& expected = workers_[asker].expected;
   if (expected >= kMostExpected) {
     return Error(
         ErrorCode::kProtocol,
@@ -47,14 +47,14 @@ Status OwnerTable::expectFor(WorkerId asker, Entry& entry) {
             " RRefs whose remote() calls have not arrived, and no worker may ask for more",
         self_->self.name);
   }
-  if (entry.expected_for != kNoWorker) --peers_[entry.expected_for].expected;
+  if (entry.expected_for != kNoWorker) --workers_[entry.expected_for].expected;
   ++expected;
   entry.expected_for = asker;
   return std::nullopt;
 }
 
 void OwnerTable::stopExpecting(Entry& entry) {
-  if (entry.expected_for != kNoWorker) --peers_[entry.expected_for].expected;
+  if (entry.expected_for != kNoWorker) --workers_[entry.expected_for].expected;
   entry.expected = kNoNumber;
   entry.expected_for = kNoWorker;
 }
@@ -102,7 +102,8 @@ OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, End
 
 void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
   MutexLock lock(mutex_);
-  if (const auto peer = peers_.find(holder); peer != peers_.end() && peer->second.lost) return;  // would stay for ever
+  if (const auto peer = workers_.find(holder); peer != workers_.end() && peer->second.lost)
+    return;  // would stay for ever
   if (const auto refused = checkForks(holder)) throw *refused;
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
@@ -116,12 +117,12 @@ void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResu
   if (is_new) setFork(it->second, call.fork, {self_->self.id, call.creation});
 }
 
-OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& call) {
+OwnerTable::Hosted OwnerTable::host(const PeerId& creator, const RemoteResult& call) {
   {
     MutexLock lock(mutex_);
     auto it = entries_.find(call.rref);
     const bool is_known = it != entries_.end();
-    auto& peer = peers_[creator.worker];
+    auto& peer = workers_[creator.worker];
     const bool is_new = !isLost(creator) && !isPast(call.rref, call.creation) && !peer.registrations.isFull();
     if (is_known && (!is_new || it->second.expected == kNoNumber || !mayHold(it->second, call.fork, creator.worker))) {
       return {it->second.rref, false};
@@ -141,29 +142,29 @@ OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& c
   return {std::move(orphan), false};
 }
 
-Status OwnerTable::registerFork(const Sender& holder, const ForkRequest& request) {
+Status OwnerTable::registerFork(const PeerId& holder, const ForkRequest& request) {
   MutexLock lock(mutex_);
   return registerLocked(holder, request);
 }
 
-Status OwnerTable::registerLocked(const Sender& holder, const ForkRequest& request) {
+Status OwnerTable::registerLocked(const PeerId& holder, const ForkRequest& request) {
   if (isLost(holder) || request.registration == kNoNumber) return dropped(request.rref);
-  if (peers_[holder.worker].registrations.contains(request.registration)) return std::nullopt;
-  if (peers_[holder.worker].registrations.isFull()) return tooManyGaps(holder.worker);
+  if (workers_[holder.worker].registrations.contains(request.registration)) return std::nullopt;
+  if (workers_[holder.worker].registrations.isFull()) return tooManyGaps(holder.worker);
   if (const auto refused = checkForks(holder.worker)) return refused;
   const auto found = findOrExpect(request.rref, request.creation, holder.worker);
   if (!found) return found.error();
   auto& entry = found.value()->second;
   if (!mayHold(entry, request.fork, holder.worker)) return dropped(request.rref);
-  peers_[holder.worker].registrations.insert(request.registration);
+  workers_[holder.worker].registrations.insert(request.registration);
   setFork(entry, request.fork, {holder.worker, request.registration});
   return std::nullopt;
 }
 
-Status OwnerTable::removeForks(const Sender& holder, const std::vector<UserDelete>& deletions, EndedList& ended) {
+Status OwnerTable::removeForks(const PeerId& holder, const std::vector<UserDelete>& deletions, EndedList& ended) {
   MutexLock lock(mutex_);
   if (isLost(holder)) return std::nullopt;  // its forks have been removed
-  auto& registrations = peers_[holder.worker].registrations;
+  auto& registrations = workers_[holder.worker].registrations;
   for (const auto& deletion : deletions) {
     if (registrations.isFull()) return tooManyGaps(holder.worker);
     if (deletion.registration != kNoNumber) registrations.insert(deletion.registration);
@@ -209,21 +210,21 @@ void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& 
 
 Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, EndedList& ended) {
   MutexLock lock(mutex_);
-  const auto found = findOrExpect(fork.rref, fork.creation, fork.parent);
+  const auto found = findOrExpect(fork.rref, fork.creation, fork.parent.worker);
   if (!found) return found.error();
   const auto it = found.value();
   auto rref = it->second.rref;
   auto& forks = it->second.forks;
   // Removes only a fork that this worker made for itself or for an unknown receiver. Other forks stay.
   const auto made = forks.find(fork.fork);
-  const bool is_home = made != forks.end() && fork.parent == self_->self.id &&
+  const bool is_home = made != forks.end() && fork.parent.worker == self_->self.id &&
       (made->second.worker == kNoWorker || made->second.worker == self_->self.id);
   if (is_home) eraseFork(it->second, made);
   dropIfUnheld(it, ended);
   return rref;
 }
 
-Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Sender& holder, const Fetch& request) {
+Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const PeerId& holder, const Fetch& request) {
   MutexLock lock(mutex_);
   if (isLost(holder)) return dropped(request.rref);
   const bool is_creator = holder.worker == request.rref.created_on && request.registration == request.creation &&
@@ -252,7 +253,7 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Sender& holder, const 
 OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   EndedList ended;
   MutexLock lock(mutex_);
-  auto& peer = peers_[worker];
+  auto& peer = workers_[worker];
   peer.lost = true;
   peer.registrations = {};
   dropHeldBy(worker, ended);
@@ -272,13 +273,13 @@ void OwnerTable::dropHeldBy(WorkerId worker, EndedList& ended) {
   }
 }
 
-OwnerTable::EndedList OwnerTable::onWorkerJoined(WorkerId worker, uint64_t incarnation) {
+OwnerTable::EndedList OwnerTable::onWorkerJoined(const PeerId& joined) {
   EndedList ended;
   MutexLock lock(mutex_);
-  auto& peer = peers_[worker];
-  if (peer.incarnation >= incarnation) return ended;
-  peer = {.incarnation = incarnation, .registrations = {}, .expected = peer.expected};
-  dropHeldBy(worker, ended);
+  auto& worker = workers_[joined.worker];
+  if (worker.latest >= joined) return ended;
+  worker = {.latest = joined, .registrations = {}, .expected = worker.expected};
+  dropHeldBy(joined.worker, ended);
   return ended;
 }
 
@@ -320,7 +321,7 @@ std::vector<OwnerTable::Row> OwnerTable::rows(size_t most) const {
 OwnerTable::Counts OwnerTable::counts() const {
   MutexLock lock(mutex_);
   Counts counts{entries_.size(), forks_held_.total()};
-  for (const auto& [id, peer] : peers_) counts.runs += peer.registrations.runs();
+  for (const auto& [id, peer] : workers_) counts.runs += peer.registrations.runs();
   return counts;
 }
 

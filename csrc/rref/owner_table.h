@@ -25,11 +25,6 @@ class OwnerTable {
   };
   using EndedList = std::vector<Ended>;
 
-  /// The sender of a message.
-  struct Sender {
-    WorkerId worker = kNoWorker;
-    uint64_t incarnation = 0;
-  };
   struct Holder {
     WorkerId worker = kNoWorker;
     uint64_t registration = kNoNumber;
@@ -65,15 +60,15 @@ class OwnerTable {
     std::shared_ptr<OwnerRRef> rref;
     bool created = false;
   };
-  Hosted host(const Sender& creator, const RemoteResult& call);
+  Hosted host(const PeerId& creator, const RemoteResult& call);
 
   /// Registers a holder's fork. Ids are secret, so a worker that knows the id of an RRef has received a fork of it.
   /// Fails with kRRefDeleted if the value has been dropped, if another worker holds that fork, or if there has never
   /// been such an RRef.
-  Status registerFork(const Sender& holder, const ForkRequest& request);
+  Status registerFork(const PeerId& holder, const ForkRequest& request);
 
   /// Removes forks that `holder` has dropped. Forks of other holders stay.
-  Status removeForks(const Sender& holder, const std::vector<UserDelete>& deletions, EndedList& ended);
+  Status removeForks(const PeerId& holder, const std::vector<UserDelete>& deletions, EndedList& ended);
   /// Removes a fork that this owner has made and that no worker will receive.
   void abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended);
 
@@ -83,13 +78,13 @@ class OwnerTable {
 
   /// Returns the RRef for which a holder asks by its fork. Registers the fork if its own request has not arrived yet.
   /// The call that makes the value may still be to come. Fails as registerFork().
-  Result<std::shared_ptr<OwnerRRef>> find(const Sender& holder, const Fetch& request);
+  Result<std::shared_ptr<OwnerRRef>> find(const PeerId& holder, const Fetch& request);
 
   /// Removes the forks that a lost worker held and cancels its calls. Its messages are refused from now on.
   EndedList loseWorker(WorkerId worker);
-  /// A worker has joined; its registration numbers begin at its incarnation. Removes the forks and cancels the calls of
-  /// its earlier incarnations; their messages are refused from now on. Has an effect once.
-  EndedList onWorkerJoined(WorkerId worker, uint64_t incarnation);
+  /// A worker has joined; the number of its start is less than its registration numbers. Removes the forks and cancels
+  /// the calls of its earlier starts; their messages are refused from now on. Has an effect once.
+  EndedList onWorkerJoined(const PeerId& joined);
 
   /// Waits until no entry is left. Returns false if `deadline` passes first.
   bool waitEmpty(TimePoint deadline);
@@ -116,11 +111,11 @@ class OwnerTable {
   Counts counts() const;
 
  private:
-  struct Peer {
-    uint64_t incarnation = 0;
+  struct Worker {
+    PeerId latest{};
     SeenNumbers registrations;
     bool lost = false;
-    size_t expected = 0;  ///< entries with this worker as `expected_for`, of all its incarnations
+    size_t expected = 0;  ///< entries with this worker as `expected_for`, of all its starts
   };
   using Entries = std::map<RRefId, Entry>;
 
@@ -146,9 +141,9 @@ class OwnerTable {
   static bool mayHold(const Entry& entry, const ForkId& fork, WorkerId worker);
   /// The error of a worker that holds kMostForks forks; nullopt for others.
   Status checkForks(WorkerId holder) const TORCHRPC_REQUIRES(mutex_);
-  Status registerLocked(const Sender& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
+  Status registerLocked(const PeerId& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
   void removeLocked(WorkerId holder, const UserDelete& deletion, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
-  bool isLost(const Sender& sender) TORCHRPC_REQUIRES(mutex_);
+  bool isLost(const PeerId& sender) TORCHRPC_REQUIRES(mutex_);
   /// Removes the forks that the worker holds, and cancels the calls that are expected from it.
   void dropHeldBy(WorkerId worker, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   /// From now on the entry expects no call, and its waiters get an error: the call will never run.
@@ -164,7 +159,7 @@ class OwnerTable {
   CondVar emptied_;
   Entries entries_ TORCHRPC_GUARDED_BY(mutex_);
   WorkerCounts forks_held_ TORCHRPC_GUARDED_BY(mutex_);
-  std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, Worker> workers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

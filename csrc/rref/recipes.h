@@ -15,8 +15,8 @@ namespace torchrpc {
 
 // Note [Restoring RRefs]
 // The creator of a restorable RRef keeps a copy of the call that made the value. When the owner has been started again,
-// the creator sends that call to the later incarnation, with the ids and the creation number of the first call. The new
-// incarnation has not seen this number, so it runs the call. All other holders register their forks there again, under
+// the creator sends that call to the later one, with the ids and the creation number of the first call. The new
+// owner has not seen this number, so it runs the call. All other holders register their forks there again, under
 // new numbers; as always, a registration may arrive before the call. So the ids and the RRefs of the program stay the
 // same. If the creator has ended or has dropped its RRef, the value stays lost: a holder gives up after the time-out of
 // the group's calls.

@@ -154,12 +154,12 @@ void UserRRef::settle(const Status& failure) {
   for (const auto& handler : handlers) handler(failure);
 }
 
-bool UserRRef::reopen(uint64_t registration, uint64_t owner_incarnation) {
+bool UserRRef::reopen(uint64_t registration, const PeerId& owner) {
   MutexLock lock(mutex_);
   if (deleted_ || state_ != State::kFailed || failure_->code() != ErrorCode::kWorkerLost) return false;
-  if (owner_incarnation_ >= owner_incarnation) return false;
+  if (owner_start_ >= owner.incarnation) return false;
   registration_ = registration;
-  owner_incarnation_ = owner_incarnation;
+  owner_start_ = owner.incarnation;
   state_ = State::kPending;
   failure_ = std::nullopt;
   return true;

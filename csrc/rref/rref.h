@@ -118,11 +118,11 @@ class OwnerRRef : public RRef {
 class UserRRef : public RRef {
  public:
   /// Numbers of the protocol (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, of the message that
-  /// registers the fork with the owner (0: there is no such message), and of the owner's incarnation.
+  /// registers the fork with the owner (0: there is no such message); and the peer that has the value.
   struct Numbers {
     uint64_t creation = 0;
     uint64_t registration = 0;
-    uint64_t owner_incarnation = 0;
+    PeerId owner{};
   };
   using ConfirmedHandler = std::function<void(const Status&)>;
 
@@ -134,12 +134,12 @@ class UserRRef : public RRef {
         fork_(fork),
         creation_(numbers.creation),
         registration_(numbers.registration),
-        owner_incarnation_(numbers.owner_incarnation),
+        owner_start_(numbers.owner.incarnation),
         service_(std::move(service)) {}
   ~UserRRef() override;
   bool isOwner() const override { return false; }
   const ForkId& forkId() const { return fork_; }
-  Numbers numbers() const { return {creation_, registration_.load(), owner_incarnation_.load()}; }
+  Numbers numbers() const { return {creation_, registration_.load(), {owner().id, owner_start_.load()}}; }
 
   /// Whether the owner has confirmed this fork and has not been lost since.
   bool confirmed() const;
@@ -156,16 +156,16 @@ class UserRRef : public RRef {
   enum class State { kPending, kConfirmed, kFailed };
   /// Changes a pending fork to confirmed (nullopt), or any fork to failed; ignores other changes.
   void settle(const Status& failure);
-  /// Changes a fork that was lost with its owner to pending, for a later incarnation of the owner. Returns false for
-  /// other forks.
-  bool reopen(uint64_t registration, uint64_t owner_incarnation);
+  /// Changes a fork that was lost with its owner to pending, for a later start of the owner. Returns false for other
+  /// forks.
+  bool reopen(uint64_t registration, const PeerId& owner);
   /// Returns true on the first call: then the caller must send the deletion to the owner.
   bool markDeleted();
 
   const ForkId fork_;
   const uint64_t creation_;
-  std::atomic<uint64_t> registration_;  ///< changed by reopen(), as is owner_incarnation_
-  std::atomic<uint64_t> owner_incarnation_;
+  std::atomic<uint64_t> registration_;  ///< changed by reopen(), as is owner_start_
+  std::atomic<uint64_t> owner_start_;   ///< the number of PeerId
   const std::weak_ptr<RRefService> service_;
   mutable Mutex mutex_;
   State state_ TORCHRPC_GUARDED_BY(mutex_) = State::kPending;

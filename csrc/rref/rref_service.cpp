@@ -47,8 +47,6 @@ constexpr size_t kReleaseBatch = 256;
 
 Message message(Kind kind, std::string payload = {}) { return {.kind = kind, .payload = std::move(payload)}; }
 
-OwnerTable::Sender senderOf(const Request& request) { return {request.from.id, request.incarnation}; }
-
 /// Sets the errors of the entries that have failed.
 void settleFailed(const OwnerTable::EndedList& ended) {
   for (const auto& [rref, failure] : ended) {
@@ -80,9 +78,7 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, const Opt
 
 RRefService::~RRefService() = default;
 
-uint64_t RRefService::ownIncarnation() const { return state_->messenger.incarnation(state_->self.id); }
-
-OwnerTable::Sender RRefService::ownSender() const { return {state_->self.id, ownIncarnation()}; }
+PeerId RRefService::ownPeer() const { return state_->messenger.peer(state_->self.id); }
 
 GloballyUniqueId RRefService::newId() {
   const auto& next = state_->options.next_random;
@@ -125,7 +121,7 @@ RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout
     }
     id.local_id |= kRestorableBit;
   }
-  const auto user = state_->users.create(id, newId(), to, state_->messenger.incarnation(to.id));
+  const auto user = state_->users.create(id, newId(), to, state_->messenger.peer(to.id));
   call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
   if (is_restorable) state_->recipes.add(id, call, timeout);
   auto forks = forksIn(call);
@@ -165,7 +161,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
           if (neverUsed(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
-        self->state_->owners.removeForks(self->ownSender(), {{result.rref, result.fork, result.creation}}, ended);
+        self->state_->owners.removeForks(self->ownPeer(), {{result.rref, result.fork, result.creation}}, ended);
         self->releaseOnPool(std::move(ended));
       });
   return rref;
@@ -178,7 +174,7 @@ RRefService::Hosted RRefService::host(const Request& request) {
   if (call.rref.created_on != request.from.id || call.creation == kNoNumber) {
     throw Error(ErrorCode::kProtocol, "a remote call with ids of another worker", request.from.name);
   }
-  return state_->owners.host(senderOf(request), call);
+  return state_->owners.host(request.from.peerId(), call);
 }
 
 // --- RRefs in messages ---
@@ -189,16 +185,11 @@ void RRefService::requireOwn(const RRef& rref) const {
 
 RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
   requireOwn(*rref);
-  RRefFork child{
-      .rref = rref->id(),
-      .fork = {},
-      .owner = rref->owner().id,
-      .parent = state_->self.id,
-      .parent_incarnation = ownIncarnation()};
+  RRefFork child{.rref = rref->id(), .fork = {}, .owner = {}, .parent = ownPeer()};
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(rref)) {
     if (auto failure = owner->creationFailure()) throw *failure;
     child.fork = newId();
-    child.owner_incarnation = ownIncarnation();
+    child.owner = child.parent;
     state_->owners.addFork(owner, child.fork, to);
   } else {
     auto user = std::static_pointer_cast<UserRRef>(rref);
@@ -206,17 +197,17 @@ RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
     if (auto failure = user->failure()) throw *failure;
     child.fork = newId();
     child.creation = user->numbers().creation;
-    child.owner_incarnation = user->numbers().owner_incarnation;
+    child.owner = user->numbers().owner;
     state_->users.addChild(child.fork, user, to);
   }
-  if (to != kNoWorker && to != child.owner) child.delivery = state_->users.numberDelivery(to);
+  if (to != kNoWorker && to != child.owner.worker) child.delivery = state_->users.numberDelivery(to);
   return child;
 }
 
 void RRefService::abandon(const std::vector<RRefFork>& forks) {
   OwnerTable::EndedList ended;
   for (const auto& fork : forks) {
-    if (fork.owner == state_->self.id) {
+    if (fork.owner.worker == state_->self.id) {
       state_->owners.abandonFork(fork.rref, fork.fork, ended);
     } else {
       state_->users.removeChild(fork.fork);
@@ -261,28 +252,29 @@ bool RRefService::beginAdoption(const RRefFork& fork) {
     const auto& deletions = state_->deletions;
     const auto limit = state_->options.max_waiting_deletions;
     if (deletions.waiting() < limit) return true;
-    return deletions.waitingFor({fork.owner, state_->messenger.incarnation(fork.owner)}) < limit;
+    return deletions.waitingFor(state_->messenger.peer(fork.owner.worker)) < limit;
   }
-  auto& unanswered = state_->unansweredForks(fork.parent);
+  auto& unanswered = state_->unansweredForks(fork.parent.worker);
   if (unanswered.fetch_add(1, std::memory_order_relaxed) < state_->options.max_unanswered_forks) return true;
   unanswered.fetch_sub(1, std::memory_order_relaxed);
   return false;
 }
 
 void RRefService::endAdoption(const RRefFork& fork) {
-  if (!fork.registered()) state_->unansweredForks(fork.parent).fetch_sub(1, std::memory_order_relaxed);
+  if (!fork.registered()) state_->unansweredForks(fork.parent.worker).fetch_sub(1, std::memory_order_relaxed);
 }
 
 Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   if (!beginAdoption(fork)) {
     return Error(
         ErrorCode::kQuotaExceeded,
-        "worker " + std::to_string(fork.parent) + " has sent too many RRefs to " + state_->self.name +
+        "worker " + std::to_string(fork.parent.worker) + " has sent too many RRefs to " + state_->self.name +
             " about which workers have not answered: send fewer at a time",
         state_->self.name);
   }
-  const bool is_replaced = fork.owner_incarnation < state_->messenger.incarnation(fork.owner);
-  if (fork.owner == state_->self.id) {
+  const auto latest = state_->messenger.peer(fork.owner.worker);
+  const bool is_replaced = fork.owner.isReplacedBy(latest);
+  if (fork.owner.worker == state_->self.id) {
     if (is_replaced) {
       acceptChild(fork);
       return ownerLostError(fork.rref, state_->self);
@@ -294,14 +286,14 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
     if (!rref.ok()) return rref.error();
     return RRefPtr(std::move(rref).value());
   }
-  auto adopted = state_->users.adopt(fork, state_->messenger.worker(fork.owner));
+  auto adopted = state_->users.adopt(fork, state_->messenger.worker(fork.owner.worker));
   if (!adopted.ok() || !adopted.value().fresh) endAdoption(fork);
   if (!adopted.ok()) return adopted.error();
   const auto& [user, fresh] = adopted.value();
   if (fresh && is_replaced) {
     settle(user, ownerLostError(user->id(), user->owner()));
     acceptChild(fork);
-    if (isRestorable(user->id())) restoreUser(user, state_->messenger.incarnation(fork.owner));
+    if (isRestorable(user->id())) restoreUser(user, latest);
   } else if (fresh) {
     registerUser(user, fork);
   }
@@ -311,12 +303,12 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
 /// Registers a new user with the owner, then notifies the parent.
 void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRefFork& fork) {
   if (fork.registered()) {
-    const bool lost = state_->users.lost(fork.owner);
+    const bool lost = state_->users.lost(fork.owner.worker);
     return settle(user, lost ? Status(ownerLostError(user->id(), user->owner())) : Status());
   }
   const ForkRequest request{fork.rref, fork.fork, fork.creation, user->numbers().registration};
   state_->messenger.requestReliably(
-      fork.owner, message(Kind::kRRefForkRequest, encode(request)),
+      fork.owner.worker, message(Kind::kRRefForkRequest, encode(request)),
       [weak = weak_from_this(), user, fork](Result<Message> reply) {
         auto self = weak.lock();
         if (!self) return;
@@ -327,10 +319,10 @@ void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRef
 
 /// Notifies the parent. A parent that is the owner keeps nothing alive for the child, so it needs no message.
 void RRefService::acceptChild(const RRefFork& fork) {
-  if (fork.parent == fork.owner) return endAdoption(fork);
+  if (fork.parent.worker == fork.owner.worker) return endAdoption(fork);
   // The result is ignored: onWorkerLost handles the loss of the parent.
   state_->messenger.requestReliably(
-      fork.parent, message(Kind::kRRefChildAccept, encodeChildAccept(fork.fork)),
+      fork.parent.worker, message(Kind::kRRefChildAccept, encodeChildAccept(fork.fork)),
       [weak = weak_from_this(), fork](const Result<Message>&) {
         if (const auto self = weak.lock()) self->endAdoption(fork);
       });
@@ -361,7 +353,7 @@ std::string RRefService::encodeName(const UserRRef& rref) {
 
 Result<std::shared_ptr<OwnerRRef>> RRefService::findNamed(const Request& request, std::string_view name) {
   try {
-    return state_->owners.find(senderOf(request), decodeForkRequest(name));
+    return state_->owners.find(request.from.peerId(), decodeForkRequest(name));
   } catch (const Error& malformed) {
     return malformed;
   }
@@ -401,24 +393,24 @@ std::vector<std::string> RRefService::destroy() {
 
 void RRefService::onWorkerLost(const WorkerInfo& worker) {
   state_->users.loseWorker(worker.id);
-  failUsersOf(worker, std::numeric_limits<uint64_t>::max());
+  failUsersOf({worker, std::numeric_limits<uint64_t>::max()});
   releaseOnPool(state_->owners.loseWorker(worker.id));
 }
 
-void RRefService::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) {
-  state_->users.onWorkerJoined(worker.id, incarnation);
-  failUsersOf(worker, incarnation);  // a third worker may have sent RRefs of the new incarnation already
-  releaseOnPool(state_->owners.onWorkerJoined(worker.id, incarnation));
+void RRefService::onWorkerJoined(const Peer& peer) {
+  state_->users.onWorkerJoined(peer.peerId());
+  failUsersOf(peer);  // a third worker may have sent RRefs of the later start already
+  releaseOnPool(state_->owners.onWorkerJoined(peer.peerId()));
 }
 
-void RRefService::restore(const WorkerInfo& owner, uint64_t incarnation) {
+void RRefService::restore(const Peer& owner) {
   for (const auto& user : state_->users.live()) {
-    const bool is_of_owner = user->owner().id == owner.id && user->numbers().owner_incarnation < incarnation;
-    if (is_of_owner && isRestorable(user->id())) restoreUser(user, incarnation);
+    const bool is_lost = user->numbers().owner.isReplacedBy(owner.peerId());
+    if (is_lost && isRestorable(user->id())) restoreUser(user, owner.peerId());
   }
 }
 
-void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation) {
+void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, const PeerId& owner_peer) {
   const auto owner = user->owner();
   const auto creation = user->numbers().creation;
   const bool is_creator = user->id().created_on == state_->self.id && user->numbers().registration == creation;
@@ -433,7 +425,7 @@ void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t in
   } else {
     call = message(Kind::kRRefForkRequest, encode(ForkRequest{user->id(), user->forkId(), creation, registration}));
   }
-  if (!user->reopen(registration, incarnation)) return;
+  if (!user->reopen(registration, owner_peer)) return;
   state_->users.reopen(user);
   state_->messenger.request(
       owner.id, std::move(call), timeout, [weak = weak_from_this(), user](const Result<Message>& reply) {
@@ -443,10 +435,9 @@ void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t in
       });
 }
 
-void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
+void RRefService::failUsersOf(const Peer& owner) {
   for (const auto& user : state_->users.live()) {
-    const bool is_lost = user->owner().id == owner.id && user->numbers().owner_incarnation < incarnation;
-    if (is_lost) settle(user, ownerLostError(user->id(), owner));
+    if (user->numbers().owner.isReplacedBy(owner.peerId())) settle(user, ownerLostError(user->id(), owner));
   }
 }
 
@@ -459,7 +450,7 @@ void RRefService::release(UserRRef& rref) {
 }
 
 void RRefService::deleteAtOwner(const UserRRef& rref) {
-  const DeletionQueues::To to{rref.owner().id, state_->messenger.incarnation(rref.owner().id)};
+  const auto to = state_->messenger.peer(rref.owner().id);
   sendDeletions(to, state_->deletions.add(to, {rref.id(), rref.forkId(), rref.numbers().registration}));
 }
 
@@ -512,17 +503,17 @@ void RRefService::releaseBatch() {
   postReleaseBatch();
 }
 
-void RRefService::sendDeletions(const DeletionQueues::To& to, const DeletionQueues::Deletions& deletions) {
+void RRefService::sendDeletions(const PeerId& to, const DeletionQueues::Deletions& deletions) {
   if (deletions.empty()) return;
   state_->messenger.requestReliably(
-      to.owner, message(Kind::kRRefUserDelete, encode(deletions)),
+      to.worker, message(Kind::kRRefUserDelete, encode(deletions)),
       [weak = weak_from_this(), to](const Result<Message>& reply) {
         const auto self = weak.lock();
         if (!self) return;
         auto& state = *self->state_;
         const bool is_lost = !reply.ok() && reply.error().code() == ErrorCode::kWorkerLost;
         // onWorkerLost handles the loss of the owner: its values are lost with it.
-        if (is_lost || state.closed || state.messenger.incarnation(to.owner) != to.incarnation) {
+        if (is_lost || state.closed || state.messenger.peer(to.worker) != to) {
           return state.deletions.drop(to);
         }
         self->sendDeletions(to, state.deletions.takeNext(to));
@@ -555,7 +546,7 @@ void RRefService::serve(Kind kind, void (RRefService::*handler)(const Request&, 
 }
 
 void RRefService::serveForkRequest(const Request& request, const Responder& responder) {
-  if (auto refused = state_->owners.registerFork(senderOf(request), decodeForkRequest(request.message.payload))) {
+  if (auto refused = state_->owners.registerFork(request.from.peerId(), decodeForkRequest(request.message.payload))) {
     responder.fail(*refused);
   } else {
     responder.reply(message(Kind::kReply));
@@ -569,7 +560,8 @@ void RRefService::serveChildAccept(const Request& request, const Responder& resp
 
 void RRefService::serveUserDelete(const Request& request, const Responder& responder) {
   OwnerTable::EndedList ended;
-  const auto refused = state_->owners.removeForks(senderOf(request), decodeUserDeletes(request.message.payload), ended);
+  const auto refused =
+      state_->owners.removeForks(request.from.peerId(), decodeUserDeletes(request.message.payload), ended);
   releaseOnPool(std::move(ended));
   if (refused) return responder.fail(*refused);
   responder.reply(message(Kind::kReply));

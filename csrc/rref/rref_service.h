@@ -25,8 +25,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   struct Options {
     /// Encodes a value as the reply to a fetch. Runs on the pool, or on the strand for Python objects. May throw Error.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
-    /// The numbers of the streams to other workers begin after this one. In a group that grows it is the incarnation,
-    /// and must be larger than all numbers of earlier incarnations of this worker.
+    /// The numbers of the streams to other workers begin after this one. In a group that grows it is the number of
+    /// this start, and must be larger than all numbers of earlier starts of this worker.
     uint64_t first_number = 0;
     /// Generates the keys of ids. Empty: the secure generator. A simulation sets one that depends on its seed.
     std::function<uint64_t()> next_random{};
@@ -122,12 +122,12 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// A worker is lost: the forks that it held are dropped, the RRefs that it owned fail, the children in flight to it
   /// are abandoned. Its later messages are refused.
   void onWorkerLost(const WorkerInfo& worker);
-  /// A worker has joined. Its earlier incarnations, if any, are lost.
-  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
+  /// A worker has joined. Its earlier starts, if any, are lost.
+  void onWorkerJoined(const Peer& peer);
 
   /// Restores the restorable RRefs of a worker that has been started again and whose address is known: see Note
   /// [Restoring RRefs].
-  void restore(const WorkerInfo& owner, uint64_t incarnation);
+  void restore(const Peer& owner);
 
   /// Adds the workers from which messages are expected: owners of forks of this node, and holders of its values.
   void addOutstanding(std::set<WorkerId>& workers) const;
@@ -146,12 +146,11 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
  private:
   RRefService() = default;
 
-  uint64_t ownIncarnation() const;
-  OwnerTable::Sender ownSender() const;
-  /// Fails the users whose value belongs to an incarnation of `owner` before `incarnation`.
-  void failUsersOf(const WorkerInfo& owner, uint64_t incarnation);
+  PeerId ownPeer() const;
+  /// Fails the users whose value belongs to an earlier start of `owner`.
+  void failUsersOf(const Peer& owner);
   GloballyUniqueId newId();
-  void restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation);
+  void restoreUser(const std::shared_ptr<UserRRef>& user, const PeerId& owner_peer);
   RRefPtr remoteToSelf(Message call, Duration timeout);
   /// Counts a fork that has arrived until endAdoption(). Returns false if its sender has sent too many about which
   /// workers have not answered.
@@ -167,7 +166,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// Tells the owner that this fork is gone, or that the call which should have made it never comes.
   void deleteAtOwner(const UserRRef& rref);
   /// Sends the deletions as one message and, after its reply, the deletions that wait.
-  void sendDeletions(const DeletionQueues::To& to, const DeletionQueues::Deletions& deletions);
+  void sendDeletions(const PeerId& to, const DeletionQueues::Deletions& deletions);
 
   void serve();
   void serve(Kind kind, void (RRefService::*handler)(const Request&, const Responder&));

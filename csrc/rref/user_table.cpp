@@ -16,28 +16,28 @@ UserTable::User UserTable::insert(
 }
 
 UserTable::User UserTable::create(
-    const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, uint64_t owner_incarnation) {
+    const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, const PeerId& owner_peer) {
   MutexLock lock(mutex_);
   const auto creation = registrations_.next(owner.id);
-  return insert(rref, fork, owner, {creation, creation, owner_incarnation});
+  return insert(rref, fork, owner, {creation, creation, owner_peer});
 }
 
 Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerInfo& owner) {
   MutexLock lock(mutex_);
   if (auto known = users_.find(fork.fork); known != users_.end()) {
     if (auto user = known->second.user.lock()) {
-      if (user->id() == fork.rref && user->owner().id == fork.owner) return Adopted{std::move(user), false};
+      if (user->id() == fork.rref && user->owner().id == fork.owner.worker) return Adopted{std::move(user), false};
       return Error(ErrorCode::kProtocol, "a fork with the id of a fork of another RRef");
     }
   }
-  auto& parent = peers_[fork.parent];
-  const bool is_parent_lost = parent.lost || fork.parent_incarnation < parent.incarnation;
+  auto& parent = workers_[fork.parent.worker];
+  const bool is_parent_lost = parent.lost || fork.parent.isReplacedBy(parent.latest);
   if (fork.delivery != kNoNumber && !is_parent_lost) {
     if (parent.deliveries.isFull()) return Error(ErrorCode::kProtocol, "too many gaps in the numbers of forks");
     if (!parent.deliveries.insert(fork.delivery)) return droppedError(fork.rref, owner);
   }
   const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
-  return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration, fork.owner_incarnation}), true};
+  return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration, fork.owner}), true};
 }
 
 void UserTable::reopen(const User& user) {
@@ -66,7 +66,7 @@ void UserTable::remove(const UserRRef& user) {
 void UserTable::addChild(const ForkId& child, const User& parent, WorkerId to) {
   MutexLock lock(mutex_);
   // No worker will accept the child, or its parent no longer protects a value.
-  if (peers_[to].lost || peers_[parent->owner().id].lost) return;
+  if (workers_[to].lost || workers_[parent->owner().id].lost) return;
   if (children_.emplace(child, Child{parent, to}).second) children_for_.add(to);
 }
 
@@ -105,19 +105,19 @@ uint64_t UserTable::numberRegistration(WorkerId owner) {
 void UserTable::loseWorker(WorkerId worker) {
   std::vector<Child> orphaned;  // destroyed after the lock
   MutexLock lock(mutex_);
-  auto& peer = peers_[worker];
-  peer.lost = true;
-  peer.deliveries = {};
+  auto& lost = workers_[worker];
+  lost.lost = true;
+  lost.deliveries = {};
   orphaned = takeChildrenOf(worker);
 }
 
-void UserTable::onWorkerJoined(WorkerId worker, uint64_t incarnation) {
+void UserTable::onWorkerJoined(const PeerId& joined) {
   std::vector<Child> orphaned;  // destroyed after the lock
   MutexLock lock(mutex_);
-  auto& peer = peers_[worker];
-  if (peer.incarnation >= incarnation) return;
-  peer = {.incarnation = incarnation, .deliveries = {}};
-  orphaned = takeChildrenOf(worker);
+  auto& worker = workers_[joined.worker];
+  if (worker.latest >= joined) return;
+  worker = {.latest = joined, .deliveries = {}};
+  orphaned = takeChildrenOf(joined.worker);
 }
 
 std::vector<UserTable::Child> UserTable::takeChildrenOf(WorkerId worker) {
@@ -138,8 +138,8 @@ std::vector<UserTable::Child> UserTable::takeChildrenOf(WorkerId worker) {
 
 bool UserTable::lost(WorkerId worker) const {
   MutexLock lock(mutex_);
-  auto it = peers_.find(worker);
-  return it != peers_.end() && it->second.lost;
+  auto it = workers_.find(worker);
+  return it != workers_.end() && it->second.lost;
 }
 
 std::vector<UserTable::User> UserTable::live() const {
@@ -179,7 +179,7 @@ void UserTable::addOwners(std::set<WorkerId>& workers) const {
 UserTable::Counts UserTable::counts() const {
   MutexLock lock(mutex_);
   Counts counts{pending_.size(), children_.size()};
-  for (const auto& [id, peer] : peers_) counts.runs += peer.deliveries.runs();
+  for (const auto& [id, worker] : workers_) counts.runs += worker.deliveries.runs();
   return counts;
 }
 

@@ -25,7 +25,7 @@ class UserTable {
       : self_(std::move(self)), service_(std::move(service)), registrations_(first_number), deliveries_(first_number) {}
 
   /// Makes the user for a remote() that is about to be sent; pending until settled().
-  User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, uint64_t owner_incarnation);
+  User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, const PeerId& owner_peer);
 
   /// Makes a user for a fork that has arrived; pending until settled(). If the fork arrives again, returns the same
   /// user (`fresh` is false), or fails with kRRefDeleted if that user has been destroyed. Fails with kProtocol if
@@ -57,9 +57,9 @@ class UserTable {
 
   /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
-  /// A worker has joined: removes the delivery numbers of its earlier incarnations, and children as loseWorker(). Has
-  /// an effect once.
-  void onWorkerJoined(WorkerId worker, uint64_t incarnation);
+  /// A worker has joined: removes the delivery numbers of its earlier starts, and children as loseWorker(). Has an
+  /// effect once.
+  void onWorkerJoined(const PeerId& joined);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;
@@ -88,8 +88,8 @@ class UserTable {
     std::weak_ptr<UserRRef> user;
     WorkerId owner = kNoWorker;
   };
-  struct Peer {
-    uint64_t incarnation = 0;
+  struct Worker {
+    PeerId latest{};
     SeenNumbers deliveries;
     bool lost = false;
   };
@@ -115,7 +115,7 @@ class UserTable {
   std::map<ForkId, User> pending_ TORCHRPC_GUARDED_BY(mutex_);
   Children children_ TORCHRPC_GUARDED_BY(mutex_);
   WorkerCounts children_for_ TORCHRPC_GUARDED_BY(mutex_);  ///< by receiver
-  std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, Worker> workers_ TORCHRPC_GUARDED_BY(mutex_);
   NumberSource registrations_ TORCHRPC_GUARDED_BY(mutex_);
   NumberSource deliveries_ TORCHRPC_GUARDED_BY(mutex_);
 };

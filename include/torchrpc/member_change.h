@@ -10,7 +10,7 @@ namespace torchrpc {
 enum class MemberChange : uint8_t {
   kJoined,    ///< a new member of a group that grows, or one that counted as lost and can be reached again
   kLost,      ///< its connection has ended, or it is silent
-  kReplaced,  ///< restarted under its name and rank; the values that its earlier incarnation owned are lost
+  kReplaced,  ///< restarted under its name and rank; the values that it owned before are lost
   kLeft,      ///< it has shut down
 };
 

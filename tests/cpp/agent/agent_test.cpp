@@ -491,13 +491,13 @@ TEST_CASE("a restarted worker that calls before the group announces it replaces 
   group[0].on(kCall, Messenger::Where::kLoop, held.handler());
   std::vector<uint64_t> joined;
   std::atomic<uint64_t> served_incarnation{0};
-  group[1].onWorkerJoined([&](const WorkerInfo& worker, uint64_t incarnation) {
+  group[1].onWorkerJoined([&](const Peer& worker) {
     CHECK(worker.id == 0);
     CHECK(served_incarnation == 0);
-    joined.push_back(incarnation);
+    joined.push_back(worker.incarnation);
   });
   group[1].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
-    served_incarnation = request.incarnation;
+    served_incarnation = request.from.incarnation;
     echo(std::move(request), responder);
   });
   group.start();
@@ -715,7 +715,7 @@ TEST_CASE("who claims the id of a worker that joins later neither gets its calls
   constexpr uint64_t kFarFuture = uint64_t{1} << 62;
   LoopbackGroup group({});
   std::vector<uint64_t> joined;
-  group[0].onWorkerJoined([&](const WorkerInfo&, uint64_t incarnation) { joined.push_back(incarnation); });
+  group[0].onWorkerJoined([&](const Peer& worker) { joined.push_back(worker.incarnation); });
   group[0].on(kCall, Messenger::Where::kLoop, echo);
   group.start();
   const std::string name = GENERATE("worker7", "squatter");

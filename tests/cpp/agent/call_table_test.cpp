@@ -120,29 +120,29 @@ TEST_CASE("takeLink() takes the calls of that link only") {
   add(table, kNever, 1);
   const auto other = add(table, kNever, 2);
   const auto late = add(table);
-  CHECK(table.assign(late, 1, 0));
+  CHECK(table.assign(late, 1, {1, 7}));
   CHECK(table.takeLink(1).size() == 2);
   CHECK(table.take(other));
-  CHECK_FALSE(table.assign(late, 1, 0));
+  CHECK_FALSE(table.assign(late, 1, {1, 7}));
 }
 
-TEST_CASE("takeFor() takes a call only for the incarnation of the worker to which it was sent, over any link") {
+TEST_CASE("takeFor() takes a call only for the peer to which it was sent, over any link") {
   CallTable table;
   const auto id = add(table);  // to worker 1
-  const auto isForeign = [&](WorkerId from, uint64_t incarnation) {
+  const auto isForeign = [&](PeerId from) {
     bool is_foreign = false;
-    REQUIRE_FALSE(table.takeFor(id, from, incarnation, is_foreign));
+    REQUIRE_FALSE(table.takeFor(id, from, is_foreign));
     return is_foreign;
   };
-  CHECK(isForeign(1, 0));  // not sent yet
-  CHECK(table.assign(id, 5, 70));
-  CHECK(isForeign(2, 70));
-  CHECK(isForeign(1, 69));
-  CHECK(table.assign(id, 6, 70));  // repeated over another link
+  CHECK(isForeign({1, 0}));  // not sent yet
+  CHECK(table.assign(id, 5, {1, 70}));
+  CHECK(isForeign({2, 70}));
+  CHECK(isForeign({1, 69}));
+  CHECK(table.assign(id, 6, {1, 70}));  // repeated over another link
   bool is_foreign = false;
-  CHECK(table.takeFor(id, 1, 70, is_foreign));
+  CHECK(table.takeFor(id, {1, 70}, is_foreign));
   CHECK_FALSE(is_foreign);
-  CHECK_FALSE(isForeign(2, 70));  // late
+  CHECK_FALSE(isForeign({2, 70}));  // late
 }
 
 TEST_CASE("close() takes all calls, and no call can be added after it") {

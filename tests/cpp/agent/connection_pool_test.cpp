@@ -61,7 +61,7 @@ TEST_CASE("a link that is closed while its connection is being opened ends with 
   transport.on_connect = [&] {
     pool.link(1)->send(encodeFrame({.kind = Kind::kPing}), [&](Status status) { failure = std::move(status); });
     pool.replaceLinks(
-        peer.info, peer.incarnation + 1, {ErrorCode::kWorkerLost, "callee has been started again", "callee"});
+        {peer.info, peer.incarnation + 1}, {ErrorCode::kWorkerLost, "callee has been started again", "callee"});
   };
   const auto link = pool.link(1);
   CHECK(transport.opened->is_closed);

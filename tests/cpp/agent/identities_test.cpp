@@ -25,7 +25,7 @@ struct GroupWithClient {
       for (const int id : {0, 1}) {
         group[id].on(row.kind, Messenger::Where::kLoop, [this, id](const Request& request, const Responder& responder) {
           if (id == 0) served.push_back(request.message.kind);
-          is_from_member = request.is_from_member;
+          is_from_member = request.from.is_member;
           responder.reply(message(Kind::kReply));
         });
       }

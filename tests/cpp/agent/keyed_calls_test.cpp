@@ -35,7 +35,7 @@ struct Callee {
     Arrival arrival;
     const Responder responder(
         [answer = arrival.answer](Result<Message> result) { answer->emplace(std::move(result)); });
-    const Request request{.from = {from, 0}, .message = {.kind = Kind::kCppCall}, .incarnation = incarnation};
+    const Request request{.from = {{from, 0}, incarnation}, .message = {.kind = Kind::kCppCall}};
     arrival.run = calls.begin(request, header, responder);
     return arrival;
   }
@@ -182,7 +182,7 @@ TEST_CASE("a function that is dropped without an answer does not run again") {
 
 TEST_CASE("values with a key are found while somebody holds them") {
   Callee callee;
-  const Request request{.from = {"caller", 0}, .message = {.kind = Kind::kCppRemote}, .incarnation = 1};
+  const Request request{.from = {{"caller", 0}, 1}, .message = {.kind = Kind::kCppRemote}};
   auto value = std::make_shared<int>(7);
   CHECK(callee.calls.beginValue(request, keyed("a"), value) == nullptr);
   auto second = std::make_shared<int>(0);

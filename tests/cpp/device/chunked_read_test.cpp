@@ -195,7 +195,7 @@ TEST_CASE("chunks have the deadline of the request that they belong to", "[chunk
 TEST_CASE("a lender answers with the bytes of a chunk, and refuses others", "[chunked_read]") {
   LentMemory lent;
   const auto memory = randomBytes(2 * kChunkBytes);
-  const auto number = lent.lend({.id = kPeer, .incarnation = 1}, memory.storage());
+  const auto number = lent.lend({.worker = kPeer, .incarnation = 1}, memory.storage());
   const auto ask = [&](const Range& range) {
     std::optional<Result<Message>> answer;
     const Responder responder([&](Result<Message> result) { answer = std::move(result); });

@@ -9,7 +9,7 @@
 namespace torchrpc {
 namespace {
 
-constexpr LentMemory::Receiver kReceiver{.id = 1, .incarnation = 7};
+constexpr PeerId kReceiver{.worker = 1, .incarnation = 7};
 
 c10::Storage memoryOf(int64_t bytes) { return at::zeros({bytes}, at::kByte).storage(); }
 
@@ -54,12 +54,12 @@ TEST_CASE("a loan keeps its memory until its receiver returns it", "[lent_memory
   CHECK(lent.bytes() == 100);
 
   CHECK(lent.takeBack(LoanNumbers{number}, WorkerId{2}).empty());  // another worker guesses the number
-  CHECK(lent.takeBack(LoanNumbers{number + 1}, kReceiver.id).empty());
+  CHECK(lent.takeBack(LoanNumbers{number + 1}, kReceiver.worker).empty());
   CHECK(memory.use_count() == 2);
 
-  CHECK(lent.stillLent(kReceiver.id, LoanNumbers{number, number + 1}) == LoanNumbers{number});
-  CHECK(lent.takeBack(LoanNumbers{number}, kReceiver.id).size() == 1);
-  CHECK(lent.takeBack(LoanNumbers{number}, kReceiver.id).empty());
+  CHECK(lent.stillLent(kReceiver.worker, LoanNumbers{number, number + 1}) == LoanNumbers{number});
+  CHECK(lent.takeBack(LoanNumbers{number}, kReceiver.worker).size() == 1);
+  CHECK(lent.takeBack(LoanNumbers{number}, kReceiver.worker).empty());
   CHECK(memory.use_count() == 1);
   CHECK(lent.bytes() == 0);
 }
@@ -67,9 +67,9 @@ TEST_CASE("a loan keeps its memory until its receiver returns it", "[lent_memory
 TEST_CASE("the loss of a receiver ends its loans, and a restart those to its earlier incarnations", "[lent_memory]") {
   LentMemory lent;
   lent.lend(kReceiver, memoryOf(10));
-  lent.lend({.id = 1, .incarnation = 8}, memoryOf(20));
-  lent.lend({.id = 2, .incarnation = 1}, memoryOf(40));
-  lent.takeBackAll(1, 8);
+  lent.lend({.worker = 1, .incarnation = 8}, memoryOf(20));
+  lent.lend({.worker = 2, .incarnation = 1}, memoryOf(40));
+  lent.takeBackAll(1, {1, 8});
   CHECK(lent.bytes() == 60);
   lent.takeBackAll(1);
   CHECK(lent.bytes() == 40);
@@ -123,7 +123,7 @@ TEST_CASE("a loan is read by its receiver only, inside it, and once", "[lent_mem
 
 TEST_CASE("a worker knows who needs memory that belongs to an answer", "[lent_memory]") {
   LentMemory lent;
-  lent.lend({.id = 2, .incarnation = 1}, memoryOf(8));
+  lent.lend({.worker = 2, .incarnation = 1}, memoryOf(8));
   const auto number = lent.lend(kReceiver, memoryOf(8), /*is_awaited=*/true);
   CHECK(lent.isAwaited(1));
   CHECK_FALSE(lent.isAwaited(2));
@@ -140,7 +140,7 @@ TEST_CASE("a lender that ends takes its memory back, and no other's", "[lent_mem
     LentMemory().lend(kReceiver, memory);
   }
   CHECK(memory.use_count() == 1);
-  CHECK(other.stillLent(kReceiver.id, LoanNumbers{kept}).size() == 1);
+  CHECK(other.stillLent(kReceiver.worker, LoanNumbers{kept}).size() == 1);
 }
 
 TEST_CASE("a receiver gives up loans that it is not reading, and does not read them later", "[lent_memory]") {

@@ -410,7 +410,7 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
     if (change == MemberChange::kReplaced) replaced.set_value(worker);
   });
   CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
-  const auto former = stays->agent().incarnation(1);
+  const auto former = stays->agent().peer(1);
   const auto restorable = std::static_pointer_cast<UserRRef>(stays->rrefs().remote(
       ends->self(), addition(at::ones({1}), at::ones({1}), Kind::kBuiltinRemote), 20s, /*is_restorable=*/true));
   CHECK(fetch(*stays, restorable).toTensor().item<double>() == 2);
@@ -419,7 +419,7 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
   REQUIRE(again->takePlace());
   again->start();
   CHECK(replaced.get_future().get().name == "worker1");
-  CHECK(stays->agent().incarnation(1) > former);
+  CHECK(stays->agent().peer(1) > former);
   CHECK(stays->livingWorkers().size() == 2);
   CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
   CHECK(call(*again, 0, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
@@ -520,11 +520,11 @@ TEST_CASE("a group that grows admits a worker only as itself, and not under the 
   const WorkerInfo moved{"client", 8}, other{"other", 8};
   publish(moved);
   CHECK_THAT(admit(moved, {moved, 5, false}), Catch::Contains("in which WorkerInfo(id=7, name=client) lives"));
-  node->agent().membership().onLost(client, 5);
+  node->agent().membership().onLost({client, 5});
   CHECK(admit(moved, {moved, 5, false}) == "no error");
   CHECK(node->worker("client").id == 8);
   CHECK(node->workers().size() == 3);
-  node->agent().membership().onLost(moved, 5);
+  node->agent().membership().onLost({moved, 5});
   store->add("incarnation/8", 1);
   publish(other, 6);
   CHECK(admit(other, {other, 6, false}) == "no error");
@@ -551,7 +551,7 @@ TEST_CASE("an announcement adds no worker to a group that grows, nor a rank beyo
 TEST_CASE("a worker that announces malformed devices is refused") {
   NodeGroup group(2);
   auto record = maliciousRecord(1, 2);
-  record.incarnation = group[0].agent().incarnation(1);
+  record.incarnation = group[0].agent().peer(1).incarnation;
   std::string payload;
   Writer(payload).putString(encodeRecord(record));
   CHECK_THAT(errorText([&] { call(group[1], 0, {.kind = Kind::kMemberJoined, .payload = payload}); }), kUnreadable);

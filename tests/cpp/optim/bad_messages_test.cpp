@@ -73,14 +73,13 @@ TEST_CASE("a worker reaches neither the optimizer nor the parameters of another"
     create.headers = {{HeaderKind::kRRefForks, encodeForks({fork})}};
     return textOfReply(create);
   };
-  RRefFork fork{.rref = param->id(), .fork = param->forkId(), .owner = 1, .parent = 0, .parent_incarnation = 100};
-  fork.owner_incarnation = 101;
+  RRefFork fork{.rref = param->id(), .fork = param->forkId(), .owner = {1, 101}, .parent = {0, 100}};
   CHECK_THAT(createWith(fork), Contains("that another worker has made"));
   for (uint64_t guess = 0; guess < 12; ++guess) {
     for (const WorkerId maker : {0, 1}) {
       fork.rref = {maker, guess};
       fork.fork = {2, guess};
-      fork.parent = 2;
+      fork.parent = {2};
       CHECK_THAT(createWith(fork), Contains(error));
     }
   }

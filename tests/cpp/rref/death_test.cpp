@@ -118,7 +118,7 @@ TEST_CASE("an RRef of an earlier incarnation of its owner has failed when it arr
   group.network.drain();
   const auto fork = group[0].rrefs().fork(rref, 2);
   group.network.incarnations[1] = 2;
-  group[2].rrefs().onWorkerJoined(SimNetwork::info(1), 2);
+  group[2].rrefs().onWorkerJoined({SimNetwork::info(1), 2});
   std::optional<ErrorCode> error;
   group[2].rrefs().adopt({fork}, true, [&](auto result) { error = result.error().code(); });
   CHECK(error == ErrorCode::kWorkerLost);
@@ -146,7 +146,7 @@ TEST_CASE(
   OwnerTable table(self);
   const RRefId early{1, 9001}, late{1, 7};  // random
   OwnerTable::EndedList ended;
-  CHECK(table.onWorkerJoined(1, 20).empty());
+  CHECK(table.onWorkerJoined({1, 20}).empty());
   CHECK(table.host({1, 20}, {late, {1, 26}, 21}).created);
   CHECK(table.counts().forks == 1);
   CHECK_FALSE(table.host({1, 10}, {early, {1, 16}, 12}).created);
@@ -157,8 +157,8 @@ TEST_CASE(
   CHECK_FALSE(table.find({2, 10}, {early, {2, 16}, 12, 1}).ok());
   CHECK(table.counts().forks == 2);
   CHECK(table.counts().rrefs == 1);
-  CHECK(table.onWorkerJoined(1, 20).empty());
-  CHECK(table.onWorkerJoined(1, 30).size() == 1);
+  CHECK(table.onWorkerJoined({1, 20}).empty());
+  CHECK(table.onWorkerJoined({1, 30}).size() == 1);
   CHECK(table.counts().rrefs == 0);
 }
 
@@ -170,7 +170,7 @@ TEST_CASE("the news that an owner has been started again fails the RRefs of its 
   group.network.incarnations[1] = 2;
   auto later = group[0].remote(1);
   group.network.drain();
-  group[0].rrefs().onWorkerJoined(SimNetwork::info(1), 2);
+  group[0].rrefs().onWorkerJoined({SimNetwork::info(1), 2});
   CHECK(user(earlier)->failure());
   CHECK_FALSE(user(later)->failure());
 }

@@ -58,7 +58,7 @@ TEST_CASE("deletions that wait for an owner that is lost are dropped, and those 
   auto rrefs = makeMany(group, 100);
   rrefs.clear();  // two messages are under way
   group.network.incarnations[1] = 20;
-  group[0].rrefs().onWorkerJoined(SimNetwork::info(1), 20);
+  group[0].rrefs().onWorkerJoined({SimNetwork::info(1), 20});
   size_t messages = 0;
   for (; group.network.deliverFirst(Kind::kRRefUserDelete); ++messages) {
     while (group.network.deliverFirst(Kind::kRRefUserDelete, true)) {

@@ -135,11 +135,12 @@ TEST_CASE("a remote call cannot take over a fork, nor make a value that exists")
 
 TEST_CASE("a fork that arrives at the owner removes no fork of another holder") {
   Fixture t;
-  const RRefFork fork{.rref = t.of_0.rref, .fork = t.of_0.fork, .owner = 1, .parent = 2, .creation = t.of_0.creation};
+  const RRefFork fork{
+      .rref = t.of_0.rref, .fork = t.of_0.fork, .owner = {1}, .parent = {2}, .creation = t.of_0.creation};
   // As the pickled form of an RRef, which has no sender.
   for (const WorkerId parent : {0, 1, 2}) {
     auto forged = fork;
-    forged.parent = parent;
+    forged.parent = {parent, 0};
     t.group[1].rrefs().adopt({forged}, false, [](const auto&) {});
     CHECK(t.isUnharmed());
   }
@@ -150,9 +151,9 @@ TEST_CASE("a message with a fork that its sender has not made is refused") {
   Message call{.kind = Kind::kCppCall};
   // Its number would be used up, and the next fork of worker 0 refused as a repetition.
   const RRefFork of_0{
-      .rref = t.of_0.rref, .fork = {0, 4711}, .owner = 1, .parent = 0, .creation = t.of_0.creation, .delivery = 2};
+      .rref = t.of_0.rref, .fork = {0, 4711}, .owner = {1}, .parent = {0}, .creation = t.of_0.creation, .delivery = 2};
   auto with_foreign_id = of_0;
-  with_foreign_id.parent = 2;
+  with_foreign_id.parent = {2};
   for (const auto& fork : {of_0, with_foreign_id}) {
     call.headers = {{HeaderKind::kRRefForks, encodeForks({fork})}};
     CHECK_THAT(t.answer(call, 3).error().text(), Contains("that another worker has made"));
@@ -214,7 +215,7 @@ TEST_CASE("a fetch that overtakes the request for its fork registers the fork") 
 
 TEST_CASE("RRefs whose ids another worker has made up cost a worker that passes them on nothing when it drops them") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
-  const OwnerTable::Sender deceived{2, 0};
+  const PeerId deceived{2, 0};
   OwnerTable::EndedList ended;
   uint64_t number = 0;
   for (size_t i = 0; i < OwnerTable::kMostExpected + 2; ++i) {
@@ -255,7 +256,7 @@ TEST_CASE("the creator of an RRef gets its value although a worker to which it h
 
 TEST_CASE("the creator of an RRef gets its value although it has dropped another RRef to it before the call arrives") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
-  const OwnerTable::Sender creator{1, 0};
+  const PeerId creator{1, 0};
   const RRefId id{1, 5};
   std::optional<Result<c10::IValue>> got;
   table.find(creator, {id, {1, 6}, 1, 1}).take()->whenReady([&](const Result<c10::IValue>& value) { got = value; });
@@ -274,7 +275,7 @@ TEST_CASE("the creator of an RRef gets its value although it has dropped another
 
 TEST_CASE("an entry that its creator asks for counts against the creator, whoever has made it") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
-  const OwnerTable::Sender creator{1, 0}, deceived{2, 0};
+  const PeerId creator{1, 0}, deceived{2, 0};
   const auto ask = [&](uint64_t number) {
     const auto refused = table.registerFork(deceived, {{1, number}, {2, number}, number, number});
     return !refused && table.find(creator, {{1, number}, {1, number}, number, number}).ok();
@@ -290,9 +291,9 @@ TEST_CASE("an entry that its creator asks for counts against the creator, whoeve
 
 TEST_CASE("the entries that a worker makes for calls that have not arrived are bounded") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
-  const OwnerTable::Sender forger{2, 0}, other{3, 0};
+  const PeerId forger{2, 0}, other{3, 0};
   uint64_t number = 0;
-  const auto ask = [&](const OwnerTable::Sender& by) {
+  const auto ask = [&](const PeerId& by) {
     ++number;
     return table.registerFork(by, {{1, number}, {by.worker, number}, number, number});
   };
@@ -316,12 +317,13 @@ TEST_CASE("the entries that a worker makes for calls that have not arrived are b
   const auto waits = table.find({1, 0}, {{1, number}, {1, number}, number, number});
   REQUIRE(waits.ok());
   CHECK_FALSE(table.registerFork(forger, {{1, number}, {2, number}, number, number}));
-  const auto kept = table.adopt({.rref = {1, 3}, .fork = {1, 5000003}, .owner = 0, .parent = 2, .creation = 3}, ended);
+  const auto kept =
+      table.adopt({.rref = {1, 3}, .fork = {1, 5000003}, .owner = {0}, .parent = {2}, .creation = 3}, ended);
   REQUIRE(kept.ok());
   table.loseWorker(2);
   CHECK(table.counts().rrefs == 4);  // asked for by the other worker, called, waited for, adopted here
   CHECK(table.host({1, 0}, {{1, 4}, {1, 5000004}, 4}).created);  // a call that arrives later is served
-  table.onWorkerJoined(2, 10);
+  table.onWorkerJoined({2, 10});
   number += 100;
   CHECK_FALSE(ask({2, 10}));
   // With the creator, its entries go, but for those that other workers hold.
@@ -331,11 +333,11 @@ TEST_CASE("the entries that a worker makes for calls that have not arrived are b
 
 TEST_CASE("the forks that a worker holds are bounded, also those of one value") {
   OwnerTable table(std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, ""));
-  const OwnerTable::Sender forger{2, 0}, other{3, 0};
+  const PeerId forger{2, 0}, other{3, 0};
   const RRefId value{2, 1};
   REQUIRE(table.host(forger, {value, {2, 1}, 1}).created);
   uint64_t number = 1;
-  const auto ask = [&](const OwnerTable::Sender& by) {
+  const auto ask = [&](const PeerId& by) {
     ++number;
     return table.registerFork(by, {value, {by.worker, number}, 1, number});
   };

@@ -8,9 +8,9 @@ class SimNetwork::Node : public Messenger {
 
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return info(id); }
-  uint64_t incarnation(WorkerId id) const override {
+  PeerId peer(WorkerId id) const override {
     const auto known = network_.incarnations.find(id);
-    return known == network_.incarnations.end() ? 0 : known->second;
+    return {id, known == network_.incarnations.end() ? 0 : known->second};
   }
   void request(WorkerId to, Message&& message, Duration, ReplyHandler&& handler) override {
     network_.send(self_.id, to, std::move(message), false, std::move(handler));
@@ -84,7 +84,7 @@ void SimNetwork::handOver(const Packet& packet) {
         if (alive(to)) packets_.push_back({to, from, call, true, kind, std::move(r), std::make_shared<bool>(false)});
       });
   const auto& [where, handler] = nodes_.at(packet.to)->handlers.at(packet.kind);
-  Request request{info(packet.from), std::move(content).value()};
+  Request request{{info(packet.from)}, std::move(content).value()};
   // As an agent does.
   auto serve = [&handler = handler, request = std::move(request), responder]() mutable {
     try {

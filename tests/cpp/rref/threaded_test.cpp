@@ -96,7 +96,7 @@ class ThreadedNode : public Messenger {
   static WorkerInfo info(WorkerId id) { return {"worker" + std::to_string(id), id}; }
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return info(id); }
-  uint64_t incarnation(WorkerId /*id*/) const override { return 0; }
+  PeerId peer(WorkerId id) const override { return {id}; }
   void on(Kind kind, Where, RequestHandler handler) override { handlers_[kind] = std::move(handler); }
 
   void request(WorkerId to, Message&& message, Duration, ReplyHandler&& handler) override {
@@ -134,7 +134,7 @@ class ThreadedNode : public Messenger {
           if (handler) handler(Result<Message>(reply));
         });
       });
-      peer.handlers_.at(message.kind)({self_, std::move(message)}, std::move(responder));
+      peer.handlers_.at(message.kind)({{self_}, std::move(message)}, std::move(responder));
     });
   }
 

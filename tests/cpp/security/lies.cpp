@@ -83,7 +83,7 @@ bool LieMaker::hasKnownEffect(const std::string& head) const {
     }
     const auto* forks = message.header(HeaderKind::kRRefForks);
     return forks && std::ranges::any_of(decodeForks(*forks), [this](const RRefFork& each) {
-             return each.parent == known_.self.id && each.rref.created_on != known_.self.id;
+             return each.parent.worker == known_.self.id && each.rref.created_on != known_.self.id;
            });
   } catch (const Error&) {
     return false;

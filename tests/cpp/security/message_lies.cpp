@@ -35,10 +35,12 @@ void LieMaker::tamper(RRefFork& fork) {
   switch (dice_.below(8)) {
     case 0: return void(fork.rref = tampered(fork.rref));
     case 1: return void(fork.fork = tampered(fork.fork));
-    case 2: return void(fork.owner = static_cast<WorkerId>(dice_.chance(70) ? dice_.below(kPlaces) : dice_.number()));
-    case 3: return void(fork.owner_incarnation = dice_.number());
-    case 4: return void(fork.parent = static_cast<WorkerId>(dice_.chance(70) ? dice_.below(kPlaces) : dice_.number()));
-    case 5: return void(fork.parent_incarnation = dice_.number());
+    case 2:
+      return void(fork.owner.worker = static_cast<WorkerId>(dice_.chance(70) ? dice_.below(kPlaces) : dice_.number()));
+    case 3: return void(fork.owner.incarnation = dice_.number());
+    case 4:
+      return void(fork.parent.worker = static_cast<WorkerId>(dice_.chance(70) ? dice_.below(kPlaces) : dice_.number()));
+    case 5: return void(fork.parent.incarnation = dice_.number());
     case 6: return void(fork.creation = anyNumber(fork.creation));
     default: fork.delivery = anyNumber(fork.delivery);
   }

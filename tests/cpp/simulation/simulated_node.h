@@ -97,9 +97,9 @@ class SimulatedNode {
       rrefs_->onWorkerLost(worker);
       autograd_.onWorkerLost(worker);
     });
-    agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
-      rrefs_->onWorkerJoined(worker, incarnation);
-      autograd_.onWorkerJoined(worker, static_cast<int64_t>(incarnation));
+    agent_.onWorkerJoined([this](const Peer& peer) {
+      rrefs_->onWorkerJoined(peer);
+      autograd_.onWorkerJoined(peer, static_cast<int64_t>(peer.incarnation));
     });
     agent_.on(Kind::kMemberJoined, Messenger::Where::kLoop, [this](const Request& request, const Responder& responder) {
       announcer_.serve(request, responder);
@@ -144,7 +144,7 @@ class SimulatedNode {
   void admit(const WorkerRecord& record) {
     if (record.info.id == id()) return;
     agent_.admit(record);
-    rrefs_->restore(record.info, record.incarnation);
+    rrefs_->restore(record.peer());
   }
   /// As a node that has taken the place of its earlier incarnation.
   void announce(const std::map<WorkerId, WorkerRecord>& members) {
@@ -156,7 +156,7 @@ class SimulatedNode {
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {
-    agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
+    agent_.membership().onLeft({worker, agent_.peer(worker.id).incarnation});
     agent_.directory().remove(worker.id);
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
