@@ -182,17 +182,15 @@ void Agent::watchMembers() {
 
 std::string Agent::listen() { return connections_.listen(); }
 
-void Agent::post(std::function<void()> task) {
-  Executor::Task posted(std::move(task));
+void Agent::post(Task&& task) {
   // The pool closes after the loop has ended. Then a task may run on any thread, so the calling thread runs it.
   // NOLINTNEXTLINE(bugprone-use-after-move): post() has moved it only if it returns true
-  if (!pool_->post(std::move(posted))) posted();
+  if (!pool_->post(std::move(task))) task();
 }
 
-void Agent::postToStrand(std::function<void()> task) {
-  Executor::Task posted(std::move(task));
+void Agent::postToStrand(Task&& task) {
   // NOLINTNEXTLINE(bugprone-use-after-move): as in post()
-  if (!strand_.post(std::move(posted))) posted();
+  if (!strand_.post(std::move(task))) task();
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {

@@ -119,8 +119,8 @@ class Agent final : public Messenger {
   void requestReliably(WorkerId to, Message&& message, ReplyHandler&& handler) override;
   /// The calls served here that must not run twice.
   KeyedCalls& keyedCalls() { return keyed_; }
-  void post(std::function<void()> task) override;
-  void postToStrand(std::function<void()> task) override;
+  void post(Task&& task) override;
+  void postToStrand(Task&& task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
   // In a forked child poll() and park() do nothing, because the connections are the parent's.
   void poll(const std::function<bool()>& done) override {

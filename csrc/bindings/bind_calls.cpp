@@ -16,6 +16,7 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_names.h"
 #include "bindings/py_operators.h"
 #include "bindings/py_rref.h"
 #include "bindings/py_script.h"
@@ -49,6 +50,7 @@ using SendCall = py::object (*)(const Route&, const py::object& function, Outgoi
 
 /// Returns the function's name for texts. Never throws.
 std::string nameForTexts(const py::object& function) {
+  if (const auto* op = Operator::of(function)) return op->name();
   auto name = textAttribute(function, qualnameAttribute());
   return name.empty() ? "a " + std::string(Py_TYPE(function.ptr())->tp_name) : name;
 }
@@ -73,13 +75,20 @@ py::object callSync(const Route& route, const py::object& /*function*/, Outgoing
   });
 }
 
+/// The attribute by which a decorator marks a function; null for the other functions, which are most.
+py::object markOf(const py::object& function, PyObject* mark) {
+  const bool is_python = PyFunction_Check(function.ptr());
+  if (is_python && !reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict) return {};  // it has no attributes
+  PyObject* found = nullptr;
+  // Not py::getattr, which would raise an exception for most functions.
+  if (PyObject_GetOptionalAttr(function.ptr(), mark, &found) < 0) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(found);
+}
+
 /// Whether `torchrpc.restorable` has marked the function.
 bool isMarkedRestorable(const py::object& function) {
   static auto* const mark = PyUnicode_InternFromString("_torchrpc_restorable");
-  PyObject* found = nullptr;
-  if (PyObject_GetOptionalAttr(function.ptr(), mark, &found) < 0) throw py::error_already_set();
-  const auto marked = py::reinterpret_steal<py::object>(found);
-  return marked && marked.ptr() == Py_True;
+  return markOf(function, mark).ptr() == Py_True;
 }
 
 py::object callRemote(const Route& route, const py::object& function, Outgoing&& call) {
@@ -128,10 +137,7 @@ Outgoing encodeScript(
 /// Returns the function that an async_execution function wraps; null for any other function.
 py::object wrappedBy(const py::object& function) {
   static auto* const mark = PyUnicode_InternFromString("_wrapped_async_rpc_function");
-  PyObject* wrapped = nullptr;
-  // Not py::getattr, which would raise an exception for most functions.
-  if (PyObject_GetOptionalAttr(function.ptr(), mark, &wrapped) < 0) throw py::error_already_set();
-  auto found = py::reinterpret_steal<py::object>(wrapped);
+  auto found = markOf(function, mark);
   return found && found.is_none() ? py::object() : found;
 }
 
@@ -147,7 +153,10 @@ Outgoing encode(const Route& route, const py::object& function, const py::args& 
   }
   const auto wrapped = wrappedBy(function);
   const auto async_execution = static_cast<bool>(wrapped);
-  if (const auto& runs = async_execution ? wrapped : function; py::isinstance<StrongFunctionPtr>(runs)) {
+  // Not py::isinstance, which looks the class up for each call.
+  static const auto script_function = py::type::of<StrongFunctionPtr>().release();
+  if (const auto& runs = async_execution ? wrapped : function;
+      PyObject_TypeCheck(runs.ptr(), reinterpret_cast<PyTypeObject*>(script_function.ptr()))) {
     const auto name = py::cast<StrongFunctionPtr>(runs).function_->qualname().qualifiedName();
     return encodeScript(route, kindOf(operation, CallableType::kScript), name, args, kwargs, async_execution);
   }

@@ -12,6 +12,7 @@
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
 #include "bindings/py_names.h"
+#include "bindings/py_object_tags.h"
 
 namespace torchrpc::bindings {
 
@@ -95,8 +96,8 @@ bool encodePlainCall(
   const auto name = nameOf(function);
   if (!name) return false;
   Writer writer(message.payload);
-  writer.putString(name->module);
-  writer.putString(name->qualname);
+  writer.putString(view(name->module));
+  writer.putString(view(name->qualname));
   return encodePlain(args, writer, message.tensors, rrefs) && encodePlain(kwargs, writer, message.tensors, rrefs);
 }
 
@@ -119,27 +120,6 @@ std::string metadataOf(const std::vector<Allowance>& allowances) {
     metadata += (functions ? kLimited : kUnlimited) + callers + '\n';
   }
   return metadata;
-}
-
-py::handle moduleAttribute() {
-  static auto* const name = PyUnicode_InternFromString("__module__");
-  return name;
-}
-
-py::handle qualnameAttribute() {
-  static auto* const name = PyUnicode_InternFromString("__qualname__");
-  return name;
-}
-
-std::string textAttribute(const py::object& object, const py::handle& name) {
-  PyObject* found = nullptr;
-  if (PyObject_GetOptionalAttr(object.ptr(), name.ptr(), &found) < 0) PyErr_Clear();
-  const auto text = py::reinterpret_steal<py::object>(found);
-  Py_ssize_t size = 0;
-  const char* utf8 = text && PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
-  if (utf8) return {utf8, static_cast<size_t>(size)};
-  PyErr_Clear();
-  return {};
 }
 
 Outgoing encodePythonCall(
@@ -165,8 +145,8 @@ Outgoing encodePythonCall(
     if (!name) internalFunction("refuse_function")(function, to.name);
     writer.put(ValueFormat::kObjects);
     writer.put(async_execution);
-    writer.putString(name->module);
-    writer.putString(name->qualname);
+    writer.putString(view(name->module));
+    writer.putString(view(name->qualname));
     OutgoingRRefs rrefs(node, to.id);
     encodeObjects(
         py::make_tuple(args, kwargs), writer, out.message.tensors, &rrefs, classesFor(node, to),

@@ -18,12 +18,6 @@ using Outgoing = Node::Outgoing;
 /// it values with objects instead of pickles.
 std::string metadataOf(const std::vector<Allowance>& allowances);
 
-/// Returns an attribute as UTF-8 if it is a str; otherwise "". Never throws.
-std::string textAttribute(const py::object& object, const py::handle& name);
-/// The attributes with the name of a function, for textAttribute().
-py::handle moduleAttribute();
-py::handle qualnameAttribute();
-
 /// Encodes the call `function(*args, **kwargs)` on `to`. Throws Error, and the Python exceptions of pickling.
 Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,

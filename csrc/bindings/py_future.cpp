@@ -212,7 +212,7 @@ py::object toObject(const c10::IValue& value) {
 }
 
 void complete(
-    const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors) {
+    const FuturePtr& future, c10::function_ref<py::object()> make, const std::vector<at::Tensor>& tensors) {
   // The future is completed without the GIL, because its callbacks acquire the GIL themselves.
   c10::IValue value;
   std::exception_ptr failure;

@@ -12,10 +12,16 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The name of a callable.
+/// The names of the attributes with the name of a callable, "__module__" and "__qualname__".
+py::handle moduleAttribute();
+py::handle qualnameAttribute();
+/// Returns an attribute as UTF-8 if it is a str; otherwise "". Never throws.
+std::string textAttribute(const py::object& object, const py::handle& name);
+
+/// The name of a callable: two str that are not empty.
 struct CallableName {
-  std::string module;
-  std::string qualname;
+  py::object module;
+  py::object qualname;
 };
 /// Returns the name of `callable` if the lookup of that name finds the same object in this process (the rule of
 /// pickle).

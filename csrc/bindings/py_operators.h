@@ -28,6 +28,9 @@ class Operator {
   /// the process ends.
   static Operator* of(py::handle function);
 
+  /// For example "aten::add".
+  const char* name() const { return symbol_.toQualString(); }
+
   /// Encodes the call of the first overload whose schema accepts these arguments. If there is none, an object of
   /// torch.ops has to be called as a Python function, which takes more, such as numbers instead of tensors: returns
   /// nullopt. For a builtin function throws Error(kInvalidArgument).

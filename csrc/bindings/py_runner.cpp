@@ -8,6 +8,7 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_names.h"
 #include "bindings/py_tracing.h"
 #include "device/streams.h"
 

@@ -164,6 +164,7 @@ class CallObserver : public ReplyObserver {
 
 class Messenger {
  public:
+  using Task = UniqueFunction<void()>;
   using ReplyHandler = UniqueFunction<void(Result<Message>&&)>;
   /// May move from the request.
   using RequestHandler = std::function<void(Request&& request, const Responder& responder)>;
@@ -201,9 +202,9 @@ class Messenger {
   virtual void onLoopFirst(Kind /*kind*/, LoopHandler /*handler*/) {}
 
   /// Runs a task on the pool.
-  virtual void post(std::function<void()> task) = 0;
+  virtual void post(Task&& task) = 0;
   /// Runs a task in the strand of functions that share an interpreter.
-  virtual void postToStrand(std::function<void()> task) = 0;
+  virtual void postToStrand(Task&& task) = 0;
   /// Runs a task on the pool after `delay`; drops it if the node shuts down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
 
@@ -232,8 +233,8 @@ class ForwardingMessenger : public Messenger {
   }
   void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }
   void onLoopFirst(Kind kind, LoopHandler handler) override { next_.onLoopFirst(kind, std::move(handler)); }
-  void post(std::function<void()> task) override { next_.post(std::move(task)); }
-  void postToStrand(std::function<void()> task) override { next_.postToStrand(std::move(task)); }
+  void post(Task&& task) override { next_.post(std::move(task)); }
+  void postToStrand(Task&& task) override { next_.postToStrand(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
   void poll(const std::function<bool()>& done) override { next_.poll(done); }
   void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {

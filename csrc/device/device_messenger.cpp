@@ -417,8 +417,8 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
 
 namespace {
 
-std::function<void()> onTheseStreams(std::function<void()> task) {
-  if (StreamScope::current().empty()) return task;
+Messenger::Task onTheseStreams(Messenger::Task&& task) {
+  if (StreamScope::current().empty()) return std::move(task);
   return [streams = StreamScope::current(), kept = StreamScope::currentKept(), task = std::move(task)] {
     const StreamScope scope(streams, kept);
     task();
@@ -453,10 +453,11 @@ void DeviceMessenger::serveOnStrand(
         fail, ErrorCode::kUnknown);
   });
   if (!lent) return ForwardingMessenger::post(std::move(read));
-  prefetched_.enter(lent->bytes(), [this, waiting, read = std::move(read)](PrefetchLimit::Token token) {
-    waiting->prefetch = std::move(token);
-    ForwardingMessenger::post(read);
-  });
+  prefetched_.enter(
+      lent->bytes(), [this, waiting, read = std::make_shared<Task>(std::move(read))](PrefetchLimit::Token token) {
+        waiting->prefetch = std::move(token);
+        ForwardingMessenger::post(std::move(*read));
+      });
 }
 
 void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
@@ -490,9 +491,9 @@ void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request&& 
   handler(std::move(request), Responder(std::move(reply)));
 }
 
-void DeviceMessenger::post(std::function<void()> task) { ForwardingMessenger::post(onTheseStreams(std::move(task))); }
+void DeviceMessenger::post(Task&& task) { ForwardingMessenger::post(onTheseStreams(std::move(task))); }
 
-void DeviceMessenger::postToStrand(std::function<void()> task) {
+void DeviceMessenger::postToStrand(Task&& task) {
   ForwardingMessenger::postToStrand(onTheseStreams(std::move(task)));
 }
 

@@ -92,8 +92,8 @@ class DeviceMessenger final : public ForwardingMessenger {
   void on(Kind kind, Where where, RequestHandler handler) override;
   void onLoopFirst(Kind kind, LoopHandler handler) override;
   /// The task runs with the streams of the calling thread's StreamScope as current streams.
-  void post(std::function<void()> task) override;
-  void postToStrand(std::function<void()> task) override;
+  void post(Task&& task) override;
+  void postToStrand(Task&& task) override;
 
  private:
   using Maps = std::shared_ptr<const DeviceMaps>;

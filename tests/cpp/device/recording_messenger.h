@@ -31,8 +31,8 @@ class RecordingMessenger final : public Messenger {
     request(to, std::move(message), kNoLimit, std::move(handler));
   }
   void on(Kind kind, Where, RequestHandler handler) override { handlers[kind] = std::move(handler); }
-  void post(std::function<void()> task) override { task(); }
-  void postToStrand(std::function<void()> task) override { task(); }
+  void post(Task&& task) override { task(); }
+  void postToStrand(Task&& task) override { task(); }
   void postAfter(Duration, std::function<void()>) override {}
 
   /// Serves a request of the peer.

@@ -34,8 +34,8 @@ class AnsweringMessenger final : public Messenger {
     request(to, std::move(message), kNoLimit, std::move(handler));
   }
   void on(Kind kind, Where /*where*/, RequestHandler handler) override { handlers[kind] = std::move(handler); }
-  void post(std::function<void()> task) override { posted.push_back(std::move(task)); }
-  void postToStrand(std::function<void()> task) override { post(std::move(task)); }
+  void post(Task&& task) override { posted.push_back(std::move(task)); }
+  void postToStrand(Task&& task) override { post(std::move(task)); }
   void postAfter(Duration /*delay*/, std::function<void()> task) override { posted.push_back(std::move(task)); }
 
   bool at_once = true;
@@ -43,7 +43,7 @@ class AnsweringMessenger final : public Messenger {
   std::vector<Kind> sent;
   std::vector<ReplyHandler> waiting;
   std::map<Kind, RequestHandler> handlers;
-  std::vector<std::function<void()>> posted;
+  std::vector<Task> posted;
 
  private:
   const WorkerInfo self_{"worker1", 1};

@@ -19,8 +19,8 @@ class SimNetwork::Node : public Messenger {
     network_.send(self_.id, to, std::move(message), true, std::move(handler));
   }
   void on(Kind kind, Where where, RequestHandler handler) override { handlers[kind] = {where, std::move(handler)}; }
-  void postToStrand(std::function<void()> task) override { post(std::move(task)); }
-  void post(std::function<void()> task) override {
+  void postToStrand(Task&& task) override { post(std::move(task)); }
+  void post(Task&& task) override {
     if (network_.alive(self_.id)) network_.tasks_.push_back({self_.id, std::move(task)});
   }
   void postAfter(Duration, std::function<void()> task) override { post(std::move(task)); }

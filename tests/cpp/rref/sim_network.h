@@ -86,7 +86,7 @@ class SimNetwork {
   };
   struct Task {
     WorkerId node;
-    std::function<void()> run;
+    UniqueFunction<void()> run;
   };
 
   void send(WorkerId from, WorkerId to, Message message, bool reliable, Messenger::ReplyHandler handler);

@@ -48,7 +48,7 @@ class Loop {
     filled_.notify_one();
     thread_.join();
   }
-  void post(std::function<void()> task) {
+  void post(UniqueFunction<void()>&& task) {
     traffic_.begin();
     {
       MutexLock lock(mutex_);
@@ -60,7 +60,7 @@ class Loop {
  private:
   void run() {
     while (true) {
-      std::function<void()> task;
+      UniqueFunction<void()> task;
       {
         MutexLock lock(mutex_);
         filled_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return closed_ || !tasks_.empty(); });
@@ -77,7 +77,7 @@ class Loop {
   Traffic& traffic_;
   Mutex mutex_;
   CondVar filled_;
-  std::deque<std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
+  std::deque<UniqueFunction<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
@@ -108,8 +108,8 @@ class ThreadedNode : public Messenger {
     send(to, message, once);
   }
   void postAfter(Duration, std::function<void()> task) override { post(std::move(task)); }
-  void postToStrand(std::function<void()> task) override { post(std::move(task)); }
-  void post(std::function<void()> task) override {
+  void postToStrand(Task&& task) override { post(std::move(task)); }
+  void post(Task&& task) override {
     traffic_.begin();
     pool_.post([this, task = std::move(task)]() mutable {
       task();
