@@ -32,7 +32,7 @@ namespace {
 struct Route {
   /// `to` is a worker's name or a WorkerInfo.
   Route(const py::object& to, double timeout)
-      : to(PyUnicode_Check(to.ptr()) ? node->worker(py::cast<std::string>(to)) : py::cast<WorkerInfo>(to)),
+      : to(PyUnicode_Check(to.ptr()) ? node->worker(py::cast<std::string_view>(to)) : py::cast<WorkerInfo>(to)),
         limit(toTimeout(*node, timeout)) {
     node->agent().requireCallsAllowed();
     if (node->agent().waitForCapacity(Duration::zero())) return;

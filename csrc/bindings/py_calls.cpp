@@ -98,7 +98,7 @@ bool encodePlainCall(
   Writer writer(message.payload);
   writer.putString(view(name->module));
   writer.putString(view(name->qualname));
-  return encodePlain(args, writer, message.tensors, rrefs) && encodePlain(kwargs, writer, message.tensors, rrefs);
+  return encodePlain(args, kwargs, writer, message.tensors, rrefs);
 }
 
 /// Whether it is a tuple of a tuple and a dict whose keys are texts.

@@ -17,6 +17,9 @@ namespace torchrpc::bindings {
 /// occurs twice. Otherwise returns false; the caller must then discard the appended bytes and use encodeObjects() or
 /// pickle, which preserve object identity. RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked.
 bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
+/// The same for two values, one after the other. No container may occur in both.
+bool encodePlain(
+    py::handle first, py::handle second, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
 
 /// Appends any value that has a form without pickle: see torchrpc/rpc/_values/plain_objects.py. `classes`: for
 /// lower_object() there. `what`: for refuse_to_send() there, which raises the error for another value. RRefs are added

@@ -332,6 +332,12 @@ bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensor
   return Encoder<false>(out, tensors, &rrefs).encode(object.ptr(), 0);
 }
 
+bool encodePlain(
+    py::handle first, py::handle second, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs) {
+  Encoder<false> encoder(out, tensors, &rrefs);
+  return encoder.encode(first.ptr(), 0) && encoder.encode(second.ptr(), 0);
+}
+
 void encodeObjects(
     py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs* rrefs, const py::object& classes,
     const py::object& what) {

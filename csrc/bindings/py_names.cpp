@@ -1,9 +1,8 @@
 #include "bindings/py_names.h"
 
-#include <functional>
 #include <string>
-#include <unordered_map>
 
+#include "base/text_hash.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_object_tags.h"
 
@@ -11,17 +10,13 @@ namespace torchrpc::bindings {
 
 namespace {
 
-struct HashText : std::hash<std::string_view> {
-  using is_transparent = void;
-};
-
 /// The str of a name. Callers repeat few names, so these are kept: to make a str and to hash it costs more than to find
 /// it here. A caller may also send any number of names, so their number is bounded.
 py::object nameText(std::string_view text) {
   constexpr size_t kMostNames = 1024;
   constexpr size_t kMostBytes = 256;
   // Guarded by the GIL. Never destroyed, as in internalFunction().
-  static auto& names = *new std::unordered_map<std::string, py::object, HashText, std::equal_to<>>();
+  static auto& names = *new TextMap<py::object>();
   if (const auto known = names.find(text); known != names.end()) return known->second;
   py::object made = py::str(text.data(), text.size());
   if (text.size() > kMostBytes) return made;

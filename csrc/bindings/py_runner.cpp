@@ -207,7 +207,7 @@ class PythonRunner final : public CallableRunner {
   /// Returns the future whose value is the result of the call; null if `returned` itself is the result.
   static py::object futureOf(const PythonCall& call, const py::object& returned) {
     if (PyCoro_CheckExact(returned.ptr())) return internalFunction("run_coroutine")(returned);
-    if (py::isinstance(returned, internalFunction("_AsyncResult"))) return returned.attr("future");
+    if (py::type::handle_of(returned).is(internalFunction("_AsyncResult"))) return returned.attr("future");
     return call.async_execution ? returned : py::object();
   }
 

@@ -152,7 +152,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }
   /// Throws Error(kUnknownWorker), which lists the workers of the group.
-  WorkerInfo worker(const std::string& name) const { return agent_.directory().require(name); }
+  WorkerInfo worker(std::string_view name) const { return agent_.directory().require(name); }
   WorkerInfo worker(WorkerId id) const { return agent_.directory().require(id).info; }
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
   /// The workers that have neither been lost nor left, as far as this worker knows.

@@ -17,10 +17,10 @@ PeerId WorkerDirectory::peer(WorkerId id) const {
   return it == by_id_.end() ? PeerId{id} : it->second.peerId();
 }
 
-std::optional<WorkerInfo> WorkerDirectory::info(const std::string& name) const {
+std::optional<WorkerInfo> WorkerDirectory::info(std::string_view name) const {
   MutexLock lock(mutex_);
   auto it = by_name_.find(name);
-  return it == by_name_.end() ? std::nullopt : std::optional(WorkerInfo{name, it->second});
+  return it == by_name_.end() ? std::nullopt : std::optional(WorkerInfo{std::string(name), it->second});
 }
 
 WorkerInfo WorkerDirectory::info(WorkerId id) const {
@@ -39,9 +39,10 @@ Error WorkerDirectory::unknownError(const std::string& what, const std::string& 
       name};
 }
 
-WorkerInfo WorkerDirectory::require(const std::string& name) const {
+WorkerInfo WorkerDirectory::require(std::string_view name) const {
   if (auto known = info(name)) return *std::move(known);
-  throw unknownError("worker " + (name.empty() ? "with an empty name" : name), name);
+  const std::string unknown(name);
+  throw unknownError("worker " + (name.empty() ? "with an empty name" : unknown), unknown);
 }
 
 WorkerRecord WorkerDirectory::require(WorkerId id) const {

@@ -5,13 +5,14 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/sync/mutex.h"
+#include "base/text_hash.h"
 #include "peers/peer.h"
 
 namespace torchrpc {
@@ -24,11 +25,11 @@ class WorkerDirectory {
   std::optional<WorkerRecord> find(WorkerId id) const;
   /// The latest start of the worker; its number is 0 if the worker is not in the directory.
   PeerId peer(WorkerId id) const;
-  std::optional<WorkerInfo> info(const std::string& name) const;
+  std::optional<WorkerInfo> info(std::string_view name) const;
   /// Returns the id with nameOfUnknown() for a worker that is not in the directory.
   WorkerInfo info(WorkerId id) const;
   /// A worker of the group. Throws Error(kUnknownWorker), which lists the workers of the group.
-  WorkerInfo require(const std::string& name) const;
+  WorkerInfo require(std::string_view name) const;
   WorkerRecord require(WorkerId id) const;
   /// All workers, by id.
   std::vector<WorkerInfo> all() const;
@@ -51,7 +52,7 @@ class WorkerDirectory {
   const Peer self_;
   mutable Mutex mutex_;
   std::map<WorkerId, WorkerRecord> by_id_ TORCHRPC_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, WorkerId> by_name_ TORCHRPC_GUARDED_BY(mutex_);
+  TextMap<WorkerId> by_name_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

@@ -24,7 +24,11 @@ class Writer {
   template <typename T>
     requires std::is_arithmetic_v<T> || std::is_enum_v<T>
   void put(T value) {
-    putBytes(&value, sizeof(T));
+    if constexpr (sizeof(T) == 1) {
+      out_.push_back(static_cast<char>(value));
+    } else {
+      putBytes(&value, sizeof(T));
+    }
   }
   /// Writes the length (8 bytes) and the bytes.
   void putString(std::string_view bytes) {
@@ -66,9 +70,7 @@ class Reader {
   std::string_view getString() { return getBytes(get<uint64_t>()); }
   std::string_view getShort() { return getBytes(get<uint16_t>()); }
   std::string_view getBytes(uint64_t size) {
-    if (size > rest_.size()) {
-      throw Error(ErrorCode::kProtocol, "malformed message: it ends before its contents do");
-    }
+    if (size > rest_.size()) fail("it ends before its contents do");
     auto out = rest_.substr(0, size);
     rest_.remove_prefix(size);
     return out;
@@ -83,15 +85,18 @@ class Reader {
   /// Skips what Writer::align wrote, if this reader began at the start of that string.
   void align(size_t alignment) {
     for (char byte : getBytes(Writer::padding(size_ - rest_.size(), alignment))) {
-      if (byte != 0) throw Error(ErrorCode::kProtocol, "malformed message: padding that is not zero");
+      if (byte != 0) fail("padding that is not zero");
     }
   }
   size_t remaining() const { return rest_.size(); }
   void expectEnd() const {
-    if (!rest_.empty()) throw Error(ErrorCode::kProtocol, "malformed message: bytes left over at its end");
+    if (!rest_.empty()) fail("bytes left over at its end");
   }
 
  private:
+  /// Throws the Error(kProtocol). Not inline, so that the functions above are.
+  [[noreturn]] static void fail(const char* what);
+
   size_t size_;
   std::string_view rest_;
 };

@@ -61,33 +61,48 @@ void StreamConnection::send(Frame&& frame, SentHandler&& done) {
   // The sending thread copies large data to shared memory, because the loop has to serve all other connections, too.
   const auto stream = frame.segments.empty() ? nullptr : openStream();
   FrameQueue::Outgoing outgoing(std::move(frame), std::move(done), stream.get());
-  dropCopied(std::exchange(outgoing.copied, {}));
+  if (!outgoing.copied.empty()) dropCopied(std::exchange(outgoing.copied, {}));
   Status closed;
-  bool deferred = false;
-  Batch batch;
+  std::shared_ptr<ByteStream> turn;  // set: this thread writes its frame, which need not be queued
   {
     MutexLock lock(mutex_);
     closed = closed_;
     if (!closed) {
-      outgoing_.push(std::move(outgoing));
-      if (flushing_ || waiting_for_room_ || !stream_) return;
-      flushing_ = true;
-      deferred = stream_->readExcludesWrite() && ++sends_since_read_ > kMaxDirectSends;
-      if (!deferred) gather(batch);
+      const bool may_flush = stream_ && !flushing_ && !waiting_for_room_;
+      const bool deferred = may_flush && stream_->readExcludesWrite() && ++sends_since_read_ > kMaxDirectSends;
+      if (may_flush) flushing_ = true;
+      if (may_flush && !deferred && outgoing_.empty()) {
+        turn = stream_;
+      } else {
+        outgoing_.push(std::move(outgoing));
+        if (!may_flush) return;
+      }
     }
   }
-  if (!closed) {
-    if (!deferred) return write(batch, /*resumed=*/false);
-    if (!shared_->loop.post([self = shared_from_this()] { self->flush(); })) flush();
-    return;
-  }
+  // The frame has been moved to the queue unless it is this thread's turn, or the connection is closed.
+  // NOLINTBEGIN(bugprone-use-after-move)
+  if (turn) return writeFirst(*turn, std::move(outgoing));
+  if (closed) return complete({&outgoing, 1}, closed);
+  // NOLINTEND(bugprone-use-after-move)
+  if (!shared_->loop.post([self = shared_from_this()] { self->flush(); })) flush();
+}
+
+void StreamConnection::writeFirst(ByteStream& stream, FrameQueue::Outgoing&& outgoing) {
+  const auto self = shared_from_this();  // a completion may drop the last reference
+  std::array<iovec, kMaxIovecs> parts;
+  const auto count = outgoing.gather(parts);
+  const auto written = stream.write({parts.data(), count});
+  const bool is_whole = written > 0 && static_cast<size_t>(written) == outgoing.bytes();
+  bool is_done = false;
   {
-    LoopScope scope(shared_->callbacks);
-    // `outgoing` has been moved from only if the connection was open. NOLINTNEXTLINE(bugprone-use-after-move)
-    shared_->disposal.drop(std::move(outgoing.frame));
-    std::exchange(outgoing.done, nullptr)(std::move(closed));
+    MutexLock lock(mutex_);
+    if (!is_whole) outgoing_.pushBegun(std::move(outgoing), static_cast<size_t>(std::max<ssize_t>(written, 0)));
+    is_done = is_whole && !closed_ && outgoing_.empty();
+    if (is_done) flushing_ = false;
   }
-  shared_->callbacks.end();
+  // Moved from only if it is not whole. NOLINTNEXTLINE(bugprone-use-after-move)
+  if (is_whole) complete({&outgoing, 1}, std::nullopt);
+  if (!is_done) flush();
 }
 
 void StreamConnection::dropCopied(std::vector<Segment> segments) {

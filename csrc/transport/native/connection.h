@@ -64,6 +64,9 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   struct Batch;
   /// Takes the first bytes of the queue; none if the connection is closed.
   void gather(Batch& batch) TORCHRPC_REQUIRES(mutex_);
+  /// Writes a frame while the queue is empty, then what has been queued meanwhile. Only the thread that has set
+  /// flushing_ may call it.
+  void writeFirst(ByteStream& stream, FrameQueue::Outgoing&& outgoing);
   /// Writes until the queue is empty or the stream is full, first the batch. Only the thread that has set flushing_ may
   /// call it. `resumed`: the stream was full before.
   void write(Batch& batch, bool resumed);

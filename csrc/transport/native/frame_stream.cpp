@@ -66,6 +66,27 @@ iovec FrameQueue::Outgoing::part(size_t index) const {
   return of(frame.segments[index - 3].data(), frame.segments[index - 3].bytes);
 }
 
+size_t FrameQueue::Outgoing::bytes() const {
+  size_t bytes = 0;
+  for (size_t index = 0; index < parts(); ++index) bytes += part(index).iov_len;
+  return bytes;
+}
+
+size_t FrameQueue::Outgoing::gather(std::span<iovec> parts) const {
+  size_t used = 0;
+  for (size_t index = 0; index < this->parts() && used < parts.size(); ++index) {
+    const auto next = part(index);
+    if (next.iov_len > 0) parts[used++] = next;
+  }
+  return used;
+}
+
+void FrameQueue::pushBegun(Outgoing&& outgoing, size_t bytes) {
+  queue_.push_front(std::move(outgoing));
+  Sent none;
+  advance(bytes, none);
+}
+
 size_t FrameQueue::gather(std::span<iovec> parts) const {
   size_t used = 0, index = part_, skip = offset_;
   for (const auto& outgoing : queue_) {
@@ -163,6 +184,10 @@ Status FrameReader::take(
   }
   const char* rest = scratch.data();
   for (;;) {
+    if (auto frame = takeWhole(rest, bytes)) {
+      if (!deliver(*std::move(frame))) return std::nullopt;
+      continue;
+    }
     while (!filled() && bytes > 0) {
       const auto copied = std::min(bytes, targets_[next_].bytes);
       if (targets_[next_].data) std::memcpy(targets_[next_].data, rest, copied);
@@ -180,6 +205,22 @@ Status FrameReader::take(
     if (!frame) return frame.error();
     if (frame.value() && !deliver(*std::move(frame).value())) return std::nullopt;
   }
+}
+
+std::optional<Frame> FrameReader::takeWhole(const char*& rest, size_t& bytes) const {
+  constexpr uint64_t kMostBytes = 4096;  // less than what has to be announced
+  if (stage_ != Stage::kHeader || !targets_.empty() || bytes < sizeof(FrameHeader)) return std::nullopt;
+  FrameHeader header;
+  std::memcpy(&header, rest, sizeof(header));
+  const bool is_small = header.segments == 0 && header.flags == 0 && header.head_bytes <= kMostBytes;
+  if (!is_small || header.head_bytes > std::min(limits_.head_bytes, limits_.frame_bytes)) return std::nullopt;
+  const auto whole = sizeof(header) + header.head_bytes;
+  if (bytes < whole) return std::nullopt;
+  std::optional<Frame> frame(std::in_place);
+  frame->head.assign(rest + sizeof(header), header.head_bytes);
+  rest += whole;
+  bytes -= whole;
+  return frame;
 }
 
 Status FrameReader::checkHeader() const {

@@ -46,11 +46,17 @@ class FrameQueue {
     /// The number of parts: header, layout, head, then the segments.
     size_t parts() const { return 3 + frame.segments.size(); }
     iovec part(size_t index) const;
+    /// The size of all parts.
+    size_t bytes() const;
+    /// Fills `parts` with the parts that are not empty, as many as fit. Returns their number.
+    size_t gather(std::span<iovec> parts) const;
   };
 
   using Sent = c10::SmallVector<Outgoing, 1>;  ///< the frames of one write: most often one, which needs no allocation
 
   void push(Outgoing&& outgoing) { queue_.push_back(std::move(outgoing)); }
+  /// Puts a frame before all others. `bytes` of it have been written, and not all; of the others, none.
+  void pushBegun(Outgoing&& outgoing, size_t bytes);
   bool empty() const { return queue_.empty(); }
   /// Fills `parts` with the next bytes to write, as many parts as fit. Returns the number of parts. They stay valid
   /// until advance() passes them.
@@ -89,6 +95,9 @@ class FrameReader {
   Status take(size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame&&)>& deliver);
 
  private:
+  /// The next frame if it is small, has no segments, and has arrived whole: most have. Otherwise nullopt, and the
+  /// stages take it. Moves `rest`, of `bytes` bytes, behind the frame.
+  std::optional<Frame> takeWhole(const char*& rest, size_t& bytes) const;
   enum class Stage { kHeader, kLayout, kBody };
   struct Target {
     char* data;  ///< null: the bytes are dropped

@@ -20,9 +20,6 @@ namespace {
 // Sizes for each direction. PROTOCOL.md specifies the layout.
 constexpr size_t kMinControlBytes = 4096;
 constexpr size_t kRingBytes = 8 << 20;
-// The bytes that a side moves before it wakes the peer: enough to outweigh the cost of a wake-up, and few enough that
-// both sides copy at the same time.
-constexpr size_t kChunkBytes = 32 << 10;
 
 // Both sides must have this layout, regardless of their compilers and processors.
 static_assert(offsetof(RingControl, written) == 0 && offsetof(RingControl, begin) == 8);
@@ -135,7 +132,8 @@ ssize_t RingEnd::move(std::span<const iovec> parts, size_t skip) {
     size_t rest = std::min(part.iov_len - skip, most - moved);
     skip = 0;
     while (rest > 0) {
-      const size_t at = (begin + moved - origin) % bytes_.size();
+      const uint64_t from_origin = begin + moved - origin;
+      const size_t at = from_origin < bytes_.size() ? from_origin : from_origin % bytes_.size();
       const size_t run = std::min(rest, bytes_.size() - at);
       if (writes_) {
         std::memcpy(bytes_.data() + at, data, run);

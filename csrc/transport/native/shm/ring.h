@@ -86,6 +86,10 @@ class RingMemory {
 class RingEnd {
  public:
   enum class Side { kWriter, kReader };
+  /// The bytes that a side moves before it wakes the peer: enough to outweigh the cost of a wake-up, and few enough
+  /// that both sides copy at the same time.
+  static constexpr size_t kChunkBytes = 32 << 10;
+
   RingEnd(Side side, RingControl& control, std::span<char> bytes);
 
   /// Returns the number of bytes that can be moved now, or -errno if the peer's position is invalid.

@@ -118,7 +118,8 @@ class RingStream : public ByteStream {
   bool hasRoom() const { return out_.available() != 0; }
 
   /// Moves bytes of the parts until all are moved, the ring allows no more, or kMaxMoveBytes are moved, so that other
-  /// connections are served, too. Wakes the peer after each chunk.
+  /// connections are served, too. Wakes the peer after each chunk. Does not look again after less than a chunk: the
+  /// peer's position is in memory that the peer writes, so each look takes long.
   ssize_t moveSome(RingEnd& end, std::span<const iovec> parts, Word& peer_waiting) {
     size_t moved = 0;
     while (moved < kMaxMoveBytes) {
@@ -127,6 +128,7 @@ class RingStream : public ByteStream {
       if (more == 0) break;
       moved += static_cast<size_t>(more);
       wakePeer(peer_waiting);
+      if (static_cast<size_t>(more) < RingEnd::kChunkBytes) break;
     }
     return static_cast<ssize_t>(moved);
   }
