@@ -9,6 +9,7 @@
 #include "bindings/current_node.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_names.h"
 #include "bindings/py_rref.h"
 
 namespace torchrpc::bindings {
@@ -19,10 +20,11 @@ constexpr auto kNotPickled =
     "Can not pickle rref in python pickler, it can only be pickled when using RPC: pass it as an argument of a call, "
     "return it, or use RRef.to_here() for a copy of its value";
 
-py::object apiFunction(const char* name) { return py::module_::import("torchrpc.rpc.api").attr(name); }
+/// Looked up for each use, because scripts replace functions of that module.
+py::object apiFunction(const char* name) { return attributeOf(importedOnce("torchrpc.rpc.api"), name); }
 
 py::object proxy(const py::object& self, const char* api, double timeout) {
-  return py::module_::import("torchrpc.rpc.rref_proxy").attr("RRefProxy")(self, apiFunction(api), timeout);
+  return attributeOf(importedOnce("torchrpc.rpc.rref_proxy"), "RRefProxy")(self, apiFunction(api), timeout);
 }
 
 std::shared_ptr<PyRRef> makeOwner(const py::object& value, const py::object& type_hint) {
@@ -83,7 +85,7 @@ py::object typeOf(const py::object& self, double timeout, bool blocking) {
 
 void backward(const PyRRef& self, int64_t context_id, bool retain_graph) {
   if (context_id != kNoContext) {
-    const auto name = py::module_::import("torchrpc.autograd").attr("get_default_mode")();
+    const auto name = attributeOf(importedOnce("torchrpc.autograd"), "get_default_mode")();
     const auto mode = modeOf(py::cast<std::string>(name));
     const auto node = currentNode();
     node->rrefs().requireOwn(*self.rref());

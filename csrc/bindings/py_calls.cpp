@@ -161,7 +161,7 @@ Outgoing encodePythonCall(
   writer.putString(textAttribute(function, qualnameAttribute()));
   OutgoingRRefs rrefs(node, to.id);
   // Looked up for each call, because users may replace it temporarily.
-  const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
+  const auto pickler = attributeOf(importedOnce("torchrpc.rpc.api"), "_default_pickler");
   appendPickle(out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
   out.forks = rrefs.commit(out.message);
   return out;

@@ -6,6 +6,7 @@
 
 #include "base/exception.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_names.h"
 
 namespace torchrpc::bindings {
 
@@ -13,7 +14,7 @@ py::handle internalFunction(const char* name) {
   // Guarded by the GIL. Never destroyed, because modules may be unloaded before the last call ends.
   static auto& found = *new std::unordered_map<std::string_view, py::handle>();
   auto& function = found[name];
-  if (!function) function = py::object(py::module_::import("torchrpc.rpc.internal").attr(name)).release();
+  if (!function) function = attributeOf(importedOnce("torchrpc.rpc.internal"), name).release();
   return function;
 }
 

@@ -1,6 +1,7 @@
 #include "bindings/py_names.h"
 
 #include <string>
+#include <unordered_map>
 
 #include "base/text_hash.h"
 #include "bindings/py_errors.h"
@@ -75,6 +76,20 @@ py::object attribute(py::handle object, py::handle name) {
 }
 
 }  // namespace
+
+py::handle importedOnce(const char* name) {
+  // Guarded by the GIL. Never destroyed, because modules may be unloaded before the last call ends.
+  static auto& modules = *new std::unordered_map<std::string_view, py::handle>();
+  auto& module = modules[name];
+  if (!module) module = py::module_::import(name).release();
+  return module;
+}
+
+py::object attributeOf(py::handle object, std::string_view name) {
+  auto found = member(object, nameText(name));
+  if (!found) throw py::error_already_set();
+  return found;
+}
 
 py::handle moduleAttribute() {
   static auto* const name = PyUnicode_InternFromString("__module__");
