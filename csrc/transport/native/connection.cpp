@@ -68,14 +68,13 @@ void StreamConnection::send(Frame&& frame, SentHandler&& done) {
     MutexLock lock(mutex_);
     closed = closed_;
     if (!closed) {
-      const bool may_flush = stream_ && !flushing_ && !waiting_for_room_;
-      const bool deferred = may_flush && stream_->readExcludesWrite() && ++sends_since_read_ > kMaxDirectSends;
-      if (may_flush) flushing_ = true;
-      if (may_flush && !deferred && outgoing_.empty()) {
+      const bool has_turn = takeTurn();
+      const bool deferred = has_turn && stream_->readExcludesWrite() && ++sends_since_read_ > kMaxDirectSends;
+      if (has_turn && !deferred && outgoing_.empty()) {
         turn = stream_;
       } else {
         outgoing_.push(std::move(outgoing));
-        if (!may_flush) return;
+        if (!has_turn) return;
       }
     }
   }
@@ -87,19 +86,26 @@ void StreamConnection::send(Frame&& frame, SentHandler&& done) {
   if (!shared_->loop.post([self = shared_from_this()] { self->flush(); })) flush();
 }
 
+bool StreamConnection::takeTurn() {
+  if (!stream_ || waiting_for_room_) return false;
+  auto turn = Turn::kFree;
+  while (!turn_.compare_exchange_weak(turn, turn == Turn::kFree ? Turn::kTaken : Turn::kQueued)) {
+  }
+  return turn == Turn::kFree;
+}
+
 void StreamConnection::writeFirst(ByteStream& stream, FrameQueue::Outgoing&& outgoing) {
   const auto self = shared_from_this();  // a completion may drop the last reference
   std::array<iovec, kMaxIovecs> parts;
   const auto count = outgoing.gather(parts);
   const auto written = stream.write({parts.data(), count});
   const bool is_whole = written > 0 && static_cast<size_t>(written) == outgoing.bytes();
-  bool is_done = false;
-  {
+  if (!is_whole) {
     MutexLock lock(mutex_);
-    if (!is_whole) outgoing_.pushBegun(std::move(outgoing), static_cast<size_t>(std::max<ssize_t>(written, 0)));
-    is_done = is_whole && !closed_ && outgoing_.empty();
-    if (is_done) flushing_ = false;
+    outgoing_.pushBegun(std::move(outgoing), static_cast<size_t>(std::max<ssize_t>(written, 0)));
   }
+  auto taken = Turn::kTaken;
+  const bool is_done = is_whole && turn_.compare_exchange_strong(taken, Turn::kFree);
   // Moved from only if it is not whole. NOLINTNEXTLINE(bugprone-use-after-move)
   if (is_whole) complete({&outgoing, 1}, std::nullopt);
   if (!is_done) flush();
@@ -141,7 +147,7 @@ void StreamConnection::write(Batch& batch, bool resumed) {
       closed = closed_;
       if (closed) failed = outgoing_.takeAll();
       drained = outgoing_.empty();
-      if (drained) flushing_ = false;
+      if (drained) turn_ = Turn::kFree;
       waiting_for_room_ = full = !drained && batch.count > 0 && written <= 0;
     }
     complete(sent, std::nullopt);
@@ -155,8 +161,8 @@ void StreamConnection::write(Batch& batch, bool resumed) {
 }
 
 bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
-  // flushing_ is still set, so no other thread writes to the stream before requestRoom() has recorded that this one
-  // waits.
+  // This thread still has the turn, so no other one writes to the stream before requestRoom() has recorded that this
+  // one waits.
   if (written < 0) {
     shared_->loop.post([self = shared_from_this(), error = static_cast<int>(-written)] {
       self->closeOnLoop(ErrorCode::kWorkerLost, socketErrorText(error));
@@ -168,9 +174,9 @@ bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
   }
   MutexLock lock(mutex_);
   // resumeFlush() may have been called, or the connection closed, in between. Both leave the rest to the thread that
-  // has set flushing_.
+  // has the turn.
   if (closed_ || !waiting_for_room_) return false;
-  flushing_ = false;
+  turn_ = Turn::kFree;
   return true;
 }
 
@@ -186,8 +192,8 @@ bool StreamConnection::resumeFlush() {
   {
     MutexLock lock(mutex_);
     if (!waiting_for_room_.exchange(false) || closed_) return false;
-    if (flushing_) return true;
-    flushing_ = true;
+    if (turn_ != Turn::kFree) return true;
+    turn_ = Turn::kTaken;
   }
   flush(/*resumed=*/true);
   return true;
@@ -235,7 +241,7 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd, const st
     MutexLock lock(mutex_);
     if (closed_) return;
     stream_ = read_stream_;
-    flushing_ = true;
+    turn_ = Turn::kTaken;
   }
   flush();
 }
@@ -394,7 +400,7 @@ void StreamConnection::closeOnLoop(ErrorCode code, const std::string& text) {
     if (closed_) reason = *closed_;
     closed_ = reason;
     is_closed_ = true;
-    if (!flushing_) failed = outgoing_.takeAll();  // else flush() fails them
+    if (turn_ == Turn::kFree) failed = outgoing_.takeAll();  // else flush() fails them
     stream_.reset();
   }
   watch_ = {};

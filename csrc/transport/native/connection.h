@@ -64,11 +64,20 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   struct Batch;
   /// Takes the first bytes of the queue; none if the connection is closed.
   void gather(Batch& batch) TORCHRPC_REQUIRES(mutex_);
-  /// Writes a frame while the queue is empty, then what has been queued meanwhile. Only the thread that has set
-  /// flushing_ may call it.
+  /// Whether a thread may write to the stream. Only one at a time has the turn.
+  enum class Turn : uint8_t {
+    kFree,
+    kTaken,
+    kQueued,  ///< taken, and other threads have queued frames since
+  };
+  /// Returns whether the calling thread has the turn now. If another thread has it, that one will write what the
+  /// calling thread queues before it releases the mutex.
+  bool takeTurn() TORCHRPC_REQUIRES(mutex_);
+  /// Writes a frame while the queue is empty, then what has been queued meanwhile. Only the thread that has the turn
+  /// may call it.
   void writeFirst(ByteStream& stream, FrameQueue::Outgoing&& outgoing);
-  /// Writes until the queue is empty or the stream is full, first the batch. Only the thread that has set flushing_ may
-  /// call it. `resumed`: the stream was full before.
+  /// Writes until the queue is empty or the stream is full, first the batch. Only the thread that has the turn may call
+  /// it. `resumed`: the stream was full before.
   void write(Batch& batch, bool resumed);
   /// Gathers and writes.
   void flush(bool resumed = false);
@@ -100,13 +109,14 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   // Own synchronization.
   std::atomic<uint64_t> progress_{0};
   std::atomic<int> sends_since_read_{0};
+  /// Changed with mutex_, except from kTaken to kFree: a thread that finds that nothing was queued needs no mutex.
+  std::atomic<Turn> turn_{Turn::kFree};
   std::atomic<const char*> protection_{""};  ///< as ByteStream's; "" until open()
 
   // Guarded by mutex_.
   mutable Mutex mutex_;
   FrameQueue outgoing_ TORCHRPC_GUARDED_BY(mutex_);
   std::shared_ptr<ByteStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() until the connection ends
-  bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;               ///< a thread is in flush(), or about to call it
   // These two are written with the mutex. On the loop they are read without it, for each frame.
   std::atomic<bool> waiting_for_room_{false};               ///< the stream was full: resumeFlush() follows
   std::atomic<bool> is_closed_{false};                      ///< closed_ is set
