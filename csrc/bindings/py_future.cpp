@@ -211,8 +211,7 @@ py::object toObject(const c10::IValue& value) {
   return hasForm(value) ? formToPython(value) : torch::jit::toPyObject(value);
 }
 
-void complete(
-    const FuturePtr& future, c10::function_ref<py::object()> make, const std::vector<at::Tensor>& tensors) {
+void complete(const FuturePtr& future, c10::function_ref<py::object()> make, const std::vector<at::Tensor>& tensors) {
   // The future is completed without the GIL, because its callbacks acquire the GIL themselves.
   c10::IValue value;
   std::exception_ptr failure;

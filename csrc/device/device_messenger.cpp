@@ -493,8 +493,6 @@ void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request&& 
 
 void DeviceMessenger::post(Task&& task) { ForwardingMessenger::post(onTheseStreams(std::move(task))); }
 
-void DeviceMessenger::postToStrand(Task&& task) {
-  ForwardingMessenger::postToStrand(onTheseStreams(std::move(task)));
-}
+void DeviceMessenger::postToStrand(Task&& task) { ForwardingMessenger::postToStrand(onTheseStreams(std::move(task))); }
 
 }  // namespace torchrpc

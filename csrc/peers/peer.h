@@ -12,8 +12,9 @@ namespace torchrpc {
 
 struct WorkerRecord;
 
-/// A peer as its link has established it. Checks compare what a message says with it.
-struct Peer : WorkerInfo {   // as in HELLO; the name is the one that the handshake has proved, if it proves names
+/// A peer as its link has established it: the id is that in HELLO, the name the one that the handshake has proved, if
+/// it proves names. Checks compare what a message says with it.
+struct Peer : WorkerInfo {
   uint64_t incarnation = 0;  ///< see PeerId
   bool is_member = true;     ///< false: the handshake has proved that the peer is a client
 
@@ -30,7 +31,7 @@ struct WorkerRecord {
   uint64_t incarnation = 0;  ///< see PeerId
   std::string metadata;      ///< for all members of the group; opaque to the core
   std::string devices;       ///< its devices, see device/group_devices.h; empty: it has none
-  /// As the worker itself claims. Its permissions depend on the identity that it has proved (Link::isMember()).
+  /// As the worker itself claims. Its permissions depend on what it has proved (Peer::is_member).
   bool is_member = true;
 
   PeerId peerId() const { return {info.id, incarnation}; }

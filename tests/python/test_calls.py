@@ -311,6 +311,32 @@ def test_plain_and_pickled_calls_share_no_objects_with_the_caller():
 def test_an_object_sent_twice_in_a_call_arrives_as_one_object():
     for shared in ([1], {"a": 1}, torch.ones(1), Point(1, 2)):
         assert rpc.rpc_sync("worker1", same_object, (shared, shared)) is True
+        assert rpc.rpc_sync("worker1", same_object, (shared,), {"b": shared}) is True
+
+
+def make_functions(count):
+    """Make module functions function_0, function_1 … that return their numbers."""
+    for number in range(count):
+        name = f"function_{number}"
+        globals()[name] = eval(f"lambda: {number}", {"__name__": __name__})
+        globals()[name].__qualname__ = name
+
+
+def test_functions_of_more_names_than_are_kept_are_found_again():
+    count = 1100
+    for where in (make_functions, lambda count: rpc.rpc_sync("worker1", make_functions, (count,))):
+        where(count)
+    for _ in range(2):
+        calls = [rpc.rpc_async("worker1", globals()[f"function_{number}"]) for number in range(count)]
+        assert torch.futures.wait_all(calls) == list(range(count))
+
+
+def test_a_function_that_is_replaced_on_the_callee_is_called_from_then_on():
+    rpc.rpc_sync("worker1", make_functions, (1,))
+    make_functions(1)
+    assert rpc.rpc_sync("worker1", globals()["function_0"]) == 0
+    rpc.rpc_sync("worker1", exec, (f"import sys; sys.modules[{__name__!r}].function_0 = lambda: 'replaced'", {}))
+    assert rpc.rpc_sync("worker1", globals()["function_0"]) == "replaced"
 
 
 def test_a_tensor_repeated_in_a_long_list_arrives_as_one_tensor():

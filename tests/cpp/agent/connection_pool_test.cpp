@@ -48,7 +48,7 @@ struct RecordingTransport final : Transport {
 
 TEST_CASE("a link that is closed while its connection is being opened ends with the reason of that") {
   RecordingTransport transport;
-  WorkerDirectory directory({"caller", 0});
+  WorkerDirectory directory(Peer{{"caller", 0}});
   const WorkerRecord peer{.info = {"callee", 1}, .address = "there", .incarnation = 7, .metadata = {}};
   directory.add(peer);
   std::string reason;

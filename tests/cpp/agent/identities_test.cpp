@@ -123,7 +123,7 @@ TEST_CASE("a client whose record says that it is a member is cut off, whichever 
 }
 
 TEST_CASE("a client that was started again stays a client, whatever its record says") {
-  WorkerDirectory directory({"worker0", 0});
+  WorkerDirectory directory(Peer{{"worker0", 0}});
   directory.add({.info = {"worker1", 1}, .address = "there", .incarnation = 7});
   const Peer client{{"worker1", 1}, 8, /*is_member=*/false};
   directory.restart(client);

@@ -452,7 +452,7 @@ TEST_CASE("names, ranks and world sizes are checked before anything starts") {
 }
 
 TEST_CASE("the directory finds workers by name and id until they leave") {
-  WorkerDirectory directory({"worker0", 0});
+  WorkerDirectory directory(Peer{{"worker0", 0}});
   directory.add(record(0, 0));
   directory.add(record(3, 0));
   CHECK(directory.info("worker3")->id == 3);

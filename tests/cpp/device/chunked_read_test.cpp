@@ -201,7 +201,8 @@ TEST_CASE("a lender answers with the bytes of a chunk, and refuses others", "[ch
     const Responder responder([&](Result<Message> result) { answer = std::move(result); });
     try {
       serveChunk(
-          lent, {.from = {"peer", kPeer}, .message = {.kind = Kind::kMemoryRead, .payload = encode(range)}}, responder);
+          lent, {.from = {{"peer", kPeer}}, .message = {.kind = Kind::kMemoryRead, .payload = encode(range)}},
+          responder);
     } catch (const Error& error) {
       return Result<Message>(error);
     }

@@ -40,7 +40,7 @@ class RecordingMessenger final : public Messenger {
     std::optional<Result<Message>> answer;
     const Responder responder([&](Result<Message> result) { answer = std::move(result); });
     try {
-      handlers.at(message.kind)({.from = {"worker1", kPeer}, .message = std::move(message)}, responder);
+      handlers.at(message.kind)({.from = {{"worker1", kPeer}}, .message = std::move(message)}, responder);
     } catch (const Error& error) {  // as the agent does
       return error;
     }

@@ -79,12 +79,12 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   const auto runner = std::make_shared<RecordingRunner>(messenger);
   calls.serve(CallableType::kCpp, runner);
 
-  const RRefFork fork{.rref = {2, 1}, .fork = {0, 1}, .owner = 2, .parent = 0, .delivery = 1};
+  const RRefFork fork{.rref = {2, 1}, .fork = {0, 1}, .owner = {2}, .parent = {0}, .delivery = 1};
   Message call{.kind = Kind::kCppCall};
   call.headers.push_back({HeaderKind::kRRefForks, encodeForks({fork})});
   bool answered = false;
   messenger.handlers.at(Kind::kCppCall)(
-      {.from = {"worker0", 0}, .message = std::move(call)},
+      {.from = {{"worker0", 0}}, .message = std::move(call)},
       Responder([&](const Result<Message>& reply) { answered = reply.ok(); }));
   messenger.answer();
   for (size_t i = 0; i < messenger.posted.size(); ++i) std::exchange(messenger.posted[i], nullptr)();
@@ -104,10 +104,10 @@ TEST_CASE("the RRefs in a remote call that was cancelled before it arrived are r
   const auto runner = std::make_shared<RecordingRunner>(messenger);
   calls.serve(CallableType::kCpp, runner);
   const RemoteResult result{.rref = {0, 1}, .fork = {0, 2}, .creation = 1};
-  const RRefFork argument{.rref = {2, 1}, .fork = {0, 3}, .owner = 2, .parent = 0, .delivery = 1};
+  const RRefFork argument{.rref = {2, 1}, .fork = {0, 3}, .owner = {2}, .parent = {0}, .delivery = 1};
   const auto serve = [&](Message message) {
     const auto kind = message.kind;
-    messenger.handlers.at(kind)({.from = {"worker0", 0}, .message = std::move(message)}, Responder());
+    messenger.handlers.at(kind)({.from = {{"worker0", 0}}, .message = std::move(message)}, Responder());
   };
 
   // The caller has dropped its RRef, after its call timed out: the deletion has overtaken the call.

@@ -368,7 +368,7 @@ struct Receiver {
   /// Returns whether worker 1 has taken a new RRef, which nothing keeps. `is_registered`: by its owner, who sends it.
   bool adopts(WorkerId owner, WorkerId parent, bool is_registered) {
     ++number;
-    RRefFork fork{.rref = {owner, number}, .fork = {parent, number}, .owner = owner, .parent = parent};
+    RRefFork fork{.rref = {owner, number}, .fork = {parent, number}, .owner = {owner}, .parent = {parent}};
     if (is_registered) fork.delivery = number;
     bool is_adopted = false;
     services[1]->adopt({fork}, /*wait_for_owner=*/false, [&](const auto& result) { is_adopted = result.ok(); });

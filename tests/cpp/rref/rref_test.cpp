@@ -15,7 +15,7 @@ std::shared_ptr<const GroupMember> member(WorkerId id) {
 
 TEST_CASE("forks are decoded as they were encoded") {
   const std::vector<RRefFork> forks{
-      {{0, 1}, {2, 3}, 4, 5, 6, 7, 8, 9}, {{1, 8}, {2, 9}, 0, 0, 1, 0, kNoNumber, kNoNumber}};
+      {{0, 1}, {2, 3}, {4, 5}, {6, 7}, 8, 9}, {{1, 8}, {2, 9}, {0, 0}, {1, 0}, kNoNumber, kNoNumber}};
   CHECK((decodeForks(encodeForks(forks)) == forks));
   CHECK(decodeForks("").empty());
 }
