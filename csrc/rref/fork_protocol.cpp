@@ -7,10 +7,10 @@ namespace torchrpc {
 
 namespace {
 
-/// Writes ids and numbers one after the other.
+/// Appends ids and numbers, one after the other.
 template <typename... Fields>
-std::string pack(const Fields&... fields) {
-  std::string bytes;
+void append(std::string& bytes, const Fields&... fields) {
+  bytes.reserve(bytes.size() + (sizeof(fields) + ...));  // with padding, so at least what is written
   Writer out(bytes);
   const auto write = [&out](const auto& field) {
     if constexpr (std::is_same_v<std::decay_t<decltype(field)>, GloballyUniqueId>) {
@@ -23,6 +23,12 @@ std::string pack(const Fields&... fields) {
     }
   };
   (write(fields), ...);
+}
+
+template <typename... Fields>
+std::string pack(const Fields&... fields) {
+  std::string bytes;
+  append(bytes, fields...);
   return bytes;
 }
 
@@ -52,7 +58,7 @@ void unpackAll(std::string_view bytes, Fields&... fields) {
 
 std::string encodeForks(const std::vector<RRefFork>& forks) {
   std::string bytes;
-  for (const auto& f : forks) bytes += pack(f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
+  for (const auto& f : forks) append(bytes, f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
   return bytes;
 }
 
@@ -107,7 +113,7 @@ ForkId decodeChildAccept(std::string_view bytes) {
 
 std::string encode(const std::vector<UserDelete>& deletions) {
   std::string bytes;
-  for (const auto& each : deletions) bytes += pack(each.rref, each.fork, each.registration);
+  for (const auto& each : deletions) append(bytes, each.rref, each.fork, each.registration);
   return bytes;
 }
 
