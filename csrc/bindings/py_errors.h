@@ -49,7 +49,7 @@ void addNote(py::error_already_set& raised, const std::string& text);
 /// Registers toException() with pybind11, for bound functions that throw Error.
 void bindErrors(py::module_& module);
 
-/// Returns a function of torchrpc.rpc.internal, which is looked up once.
+/// Returns a function of torchrpc.rpc.internal, which is looked up once. `name` must be a literal.
 py::handle internalFunction(const char* name);
 
 }  // namespace torchrpc::bindings
