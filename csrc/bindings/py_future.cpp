@@ -211,7 +211,8 @@ py::object toObject(const c10::IValue& value) {
   return hasForm(value) ? formToPython(value) : torch::jit::toPyObject(value);
 }
 
-void complete(const FuturePtr& future, c10::function_ref<py::object()> make, const std::vector<at::Tensor>& tensors) {
+void complete(
+    const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors) {
   // The future is completed without the GIL, because its callbacks acquire the GIL themselves.
   c10::IValue value;
   std::exception_ptr failure;
@@ -323,7 +324,7 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
       const EndOfRange end{range_};
       return decodeResult(node_, callee_, std::move(message), rrefs);
     };
-    complete(future_, make, tensors);
+    complete(future_, std::ref(make), tensors);  // a copy in the std::function would allocate
     if (fate_ && future_->hasError()) fate_->onFailed(future_->tryRetrieveErrorMessage());
   }
   void fail(const Error& error) {

@@ -3,7 +3,6 @@
 // Replies as torch Futures, the class that torch's own rpc_async returns.
 
 #include <ATen/core/ivalue.h>
-#include <c10/util/FunctionRef.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
@@ -34,7 +33,7 @@ py::object wrapFuture(FuturePtr future, std::shared_ptr<CallFate> fate, CallId c
 /// future's error. `tensors`: the tensors in the result that may be on devices. Waits for the GIL, so it must not be
 /// called on the loop.
 void complete(
-    const FuturePtr& future, c10::function_ref<py::object()> make, const std::vector<at::Tensor>& tensors = {});
+    const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors = {});
 
 /// Completes a future with an error, which Python sees as toException(error). Must not be called on the loop either.
 void fail(const FuturePtr& future, const Error& error);
