@@ -133,7 +133,7 @@ class Agent final : public Messenger {
   // --- Workers ---
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
-  PeerId peer(WorkerId id) const override { return directory_.peer(id); }
+  PeerId peerId(WorkerId id) const override { return directory_.peerId(id); }
   WorkerDirectory& directory() { return directory_; }
   /// The number of this node among those of its process, as in CurrentCall::node; not 0.
   uint64_t number() const { return number_; }

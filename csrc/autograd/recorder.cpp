@@ -183,7 +183,7 @@ ContextPtr Recorder::enterContext(const Request& request) {
   if (!context) return nullptr;
   const auto owner = context->owner();
   // Another worker may name an owner that does not exist.
-  const bool is_unknown = owner != request.from.id && !peer(owner).isKnown();
+  const bool is_unknown = owner != request.from.id && !peerId(owner).isKnown();
   if (is_unknown || contexts_.mustConfirm(owner)) events_.on_doubtful(owner);
   context->addSender(request.from.id);
   recordRecv(*context, request.message, request.from.id);

@@ -274,7 +274,7 @@ void bindAgent(py::module_& module) {
       .def("_is_peer_ending", [](const PyAgent& self) { return nodeOf(self).agent().isPeerEnding(); })
       .def("_living_workers", [](const PyAgent& self) { return nodeOf(self).livingWorkers(); })
       .def(
-          "_incarnation", [](const PyAgent& self, WorkerId id) { return nodeOf(self).agent().peer(id).incarnation; },
+          "_incarnation", [](const PyAgent& self, WorkerId id) { return nodeOf(self).agent().peerId(id).incarnation; },
           py::arg("id"))
       .def("_on_member_change", &PyAgent::onMemberChange, py::arg("callback"))
       .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))

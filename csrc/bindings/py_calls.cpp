@@ -98,7 +98,7 @@ bool encodePlainCall(
   Writer writer(message.payload);
   writer.putString(view(name->module));
   writer.putString(view(name->qualname));
-  return encodePlain(args, kwargs, writer, message.tensors, rrefs);
+  return encodePlain({args, kwargs}, writer, message.tensors, rrefs);
 }
 
 /// Whether it is a tuple of a tuple and a dict whose keys are texts.
@@ -174,7 +174,7 @@ Outgoing encodeCppCall(Node& node, Kind kind, const WorkerInfo& to, const std::s
   writer.put(static_cast<uint32_t>(args.size()));
   OutgoingRRefs rrefs(node, to.id);
   for (size_t i = 0; i < args.size(); ++i) {
-    if (encodePlain(args[i], writer, out.message.tensors, rrefs)) continue;
+    if (encodePlain({args[i]}, writer, out.message.tensors, rrefs)) continue;
     const auto type = py::cast<std::string>(py::type::of(args[i]).attr("__qualname__"));
     throw Error(
         ErrorCode::kSerialization,
@@ -231,7 +231,7 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) 
   writer.put(ValueFormat::kPlain);
   {
     OutgoingRRefs rrefs(node, to.id);
-    if (encodePlain(value, writer, reply.tensors, rrefs)) {
+    if (encodePlain({value}, writer, reply.tensors, rrefs)) {
       rrefs.commit(reply);
       return reply;
     }

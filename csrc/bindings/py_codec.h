@@ -5,6 +5,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <initializer_list>
 #include <vector>
 
 #include "bindings/py_rref.h"
@@ -12,14 +13,13 @@
 
 namespace torchrpc::bindings {
 
-/// Appends `object` if it is plain data: None, bool, int (-2^63 to 2^64 - 1), float, complex, str, bytes, torch.Tensor
-/// (exactly), dtype, device, RRef, or lists, tuples, dicts and cpp_struct dataclasses of those in which no container
-/// occurs twice. Otherwise returns false; the caller must then discard the appended bytes and use encodeObjects() or
-/// pickle, which preserve object identity. RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked.
-bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
-/// The same for two values, one after the other. No container may occur in both.
+/// Appends the objects, one after the other, if they are plain data: None, bool, int (-2^63 to 2^64 - 1), float,
+/// complex, str, bytes, torch.Tensor (exactly), dtype, device, RRef, or lists, tuples, dicts and cpp_struct dataclasses
+/// of those in which no container occurs twice. Otherwise returns false; the caller must then discard the appended
+/// bytes and use encodeObjects() or pickle, which preserve object identity. RRefs are added to `rrefs`. Throws Error
+/// for an RRef that cannot be forked.
 bool encodePlain(
-    py::handle first, py::handle second, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
+    std::initializer_list<py::handle> objects, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
 
 /// Appends any value that has a form without pickle: see torchrpc/rpc/_values/plain_objects.py. `classes`: for
 /// lower_object() there. `what`: for refuse_to_send() there, which raises the error for another value. RRefs are added

@@ -6,6 +6,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
@@ -328,14 +329,10 @@ class Encoder {
 
 }  // namespace
 
-bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs) {
-  return Encoder<false>(out, tensors, &rrefs).encode(object.ptr(), 0);
-}
-
 bool encodePlain(
-    py::handle first, py::handle second, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs) {
+    std::initializer_list<py::handle> objects, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs) {
   Encoder<false> encoder(out, tensors, &rrefs);
-  return encoder.encode(first.ptr(), 0) && encoder.encode(second.ptr(), 0);
+  return std::ranges::all_of(objects, [&](py::handle object) { return encoder.encode(object.ptr(), 0); });
 }
 
 void encodeObjects(

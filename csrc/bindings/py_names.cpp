@@ -26,10 +26,15 @@ py::object nameText(std::string_view text) {
   return made;
 }
 
+/// What a module has under a name in its dict, borrowed; null if that is nothing, or if it is no module.
+PyObject* globalOf(py::handle module, py::handle name) {
+  return PyModule_Check(module.ptr()) ? PyDict_GetItemWithError(PyModule_GetDict(module.ptr()), name.ptr()) : nullptr;
+}
+
 /// The attribute of a module or a class; null, with a Python error set, if it does not exist.
 py::object member(py::handle owner, py::handle name) {
   if (PyModule_CheckExact(owner.ptr())) {  // the usual way would look at the type first
-    auto* const found = PyDict_GetItemWithError(PyModule_GetDict(owner.ptr()), name.ptr());
+    auto* const found = globalOf(owner, name);
     if (found || PyErr_Occurred()) return py::reinterpret_borrow<py::object>(found);
   }
   return py::reinterpret_steal<py::object>(PyObject_GetAttr(owner.ptr(), name.ptr()));
@@ -46,16 +51,14 @@ py::object importedModule(py::handle name) {
   auto module = loadedModule(name);
   // The main module has no __spec__. PyImport_GetModule() would find that out by an exception, which costs thousands of
   // instructions.
-  auto* const dict = module && PyModule_Check(module.ptr()) ? PyModule_GetDict(module.ptr()) : nullptr;
-  if (dict && PyDict_GetItemWithError(dict, spec) == Py_None) return module;
+  if (module && globalOf(module, spec) == Py_None) return module;
   return py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
 }
 
 /// Whether functions of the main module are sent by value: see python/torchrpc/rpc/_values/by_value.py.
 bool isMainByValue(py::handle module) {
   static auto* const file = PyUnicode_InternFromString("__file__");
-  auto* const dict = PyModule_Check(module.ptr()) ? PyModule_GetDict(module.ptr()) : nullptr;
-  if (dict && PyDict_GetItemWithError(dict, file)) return false;
+  if (globalOf(module, file)) return false;
   return py::cast<bool>(internalFunction("is_main_by_value")());
 }
 
@@ -78,8 +81,8 @@ py::object attribute(py::handle object, py::handle name) {
 }  // namespace
 
 py::handle importedOnce(const char* name) {
-  // Guarded by the GIL. Never destroyed, because modules may be unloaded before the last call ends.
-  static auto& modules = *new std::unordered_map<std::string_view, py::handle>();
+  // Guarded by the GIL. Never destroyed, as in internalFunction().
+  static auto& modules = *new std::unordered_map<const char*, py::handle>();
   auto& module = modules[name];
   if (!module) module = py::module_::import(name).release();
   return module;

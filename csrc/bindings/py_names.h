@@ -13,7 +13,7 @@ namespace torchrpc::bindings {
 namespace py = pybind11;
 
 /// The module of that name, which Python imports at the first call. It is kept: to import a module again takes
-/// thousands of instructions. `name` must live until the process ends.
+/// thousands of instructions. `name` must be a literal.
 py::handle importedOnce(const char* name);
 /// The attribute of an object, as of now. Throws the Python exception if it does not exist.
 py::object attributeOf(py::handle object, std::string_view name);

@@ -45,12 +45,12 @@ ClientCalls::ClientCalls(Options options, Environment environment)
       reliable_(
           timer_,
           {.send = [this](const auto& request) { attempt(request); },
-           .resend = [this](const auto& request) { sendAgain(request.to, request.message); }}),
+           .resend = [this](const auto& request) { sendAgain(request.to.worker, request.message); }}),
       repeated_(
           timer_,
           {.send = [this](const auto& call) { attemptCall(call); },
            .post_after = environment_.post_after,
-           .peer = [this](WorkerId id) { return directory_.peer(id); },
+           .peer_id = [this](WorkerId id) { return directory_.peerId(id); },
            .worker = [this](WorkerId id) { return worker(id); },
            .next_random = options_.next_random}) {}
 
@@ -157,7 +157,7 @@ Duration ClientCalls::limitTimeout(Message& message, Duration timeout) const {
 }
 
 Status ClientCalls::checkNotReplaced(PeerId peer) const {
-  if (!peer.isKnown() || !peer.isReplacedBy(directory_.peer(peer.worker))) return std::nullopt;
+  if (!peer.isKnown() || !peer.isReplacedBy(directory_.peerId(peer.worker))) return std::nullopt;
   return replacedError(worker(peer.worker));
 }
 
@@ -347,21 +347,21 @@ void ClientCalls::requestReliably(WorkerId to, Message&& message, ReplyHandler&&
   auto observed_handler = observed(to, message, std::move(handler));
   message.call = calls_.nextId();
   reliable_.add(std::make_shared<ReliableRequests::Request>(
-      directory_.peer(to), std::move(message), Responder(std::move(observed_handler)),
+      directory_.peerId(to), std::move(message), Responder(std::move(observed_handler)),
       ActivityToken(environment_.activity)));
 }
 
 void ClientCalls::attempt(const ReliableRequests::RequestPtr& request) {
-  if (const auto replaced = checkNotReplaced(request->peer)) {
+  if (const auto replaced = checkNotReplaced(request->to)) {
     // is_lost is false, because waiting requests may have been made for the later start of the worker.
-    return reliable_.finish(request, lostError(worker(request->to), *replaced), /*is_lost=*/false);
+    return reliable_.finish(request, lostError(worker(request->to.worker), *replaced), /*is_lost=*/false);
   }
-  if (liveness_.isSilent(request->to)) {
-    const auto to = worker(request->to);
+  if (liveness_.isSilent(request->to.worker)) {
+    const auto to = worker(request->to.worker);
     const auto error = lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name});
     return reliable_.finish(request, error, /*is_lost=*/true);
   }
-  start(request->to, request->message, kNoLimit, [this, request](Result<Message> result) {
+  start(request->to.worker, request->message, kNoLimit, [this, request](Result<Message> result) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
     const bool is_lost = code == ErrorCode::kWorkerLost;
     if (is_lost) ++request->lost_attempts;
@@ -369,7 +369,7 @@ void ClientCalls::attempt(const ReliableRequests::RequestPtr& request) {
     const bool may_retry = code == ErrorCode::kTimeout || (is_lost && request->lost_attempts < kMaxLostAttempts);
     if (result || !may_retry || is_closing_) {
       // The peer may also answer that another worker is lost.
-      const bool is_unreachable = is_lost && result.error().worker() == worker(request->to).name;
+      const bool is_unreachable = is_lost && result.error().worker() == worker(request->to.worker).name;
       return reliable_.finish(request, std::move(result), is_unreachable);
     }
     const auto next_pause = std::min<Duration>(request->pause * 2, kLongestPause);

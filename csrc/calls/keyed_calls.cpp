@@ -51,8 +51,8 @@ struct KeyedCalls::Entry {
 };
 
 struct KeyedCalls::Caller {
-  uint64_t start = 0;   ///< the incarnation of the caller whose numbers these are
-  uint64_t oldest = 0;  ///< smaller numbers are refused
+  uint64_t incarnation = 0;  ///< of the caller to which the numbers belong
+  uint64_t oldest = 0;       ///< smaller numbers are refused
   std::unordered_map<std::string, EntryPtr> by_key{};
   std::map<uint64_t, EntryPtr> by_number{};
   std::list<EntryPtr> done_keys{};  ///< the done entries of by_key, the oldest first
@@ -168,13 +168,13 @@ KeyedCalls::EntryPtr KeyedCalls::findOrAdd(
       place = nullptr;
     }
   } else {
-    if (request.from.incarnation > caller.start) {
+    if (request.from.incarnation > caller.incarnation) {
       dropNumbersBelow(caller, ~uint64_t{0});
       caller.oldest = 0;
-      caller.start = request.from.incarnation;
+      caller.incarnation = request.from.incarnation;
     }
     dropNumbersBelow(caller, header.oldest);
-    if (request.from.incarnation < caller.start || header.number < caller.oldest) {
+    if (request.from.incarnation < caller.incarnation || header.number < caller.oldest) {
       throw Error(
           ErrorCode::kProtocol, request.from.name + " has ended this call before it arrived at " + options_.self,
           options_.self);

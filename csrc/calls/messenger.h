@@ -184,7 +184,7 @@ class Messenger {
   /// Returns the worker with that id; an unknown worker is named, for example, "worker 7".
   virtual WorkerInfo worker(WorkerId id) const = 0;
   /// The latest start of that worker; its number is 0 if the group does not know the worker.
-  virtual PeerId peer(WorkerId id) const = 0;
+  virtual PeerId peerId(WorkerId id) const = 0;
 
   /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
   /// (kNoLimit: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
@@ -224,7 +224,7 @@ class ForwardingMessenger : public Messenger {
 
   const WorkerInfo& self() const override { return next_.self(); }
   WorkerInfo worker(WorkerId id) const override { return next_.worker(id); }
-  PeerId peer(WorkerId id) const override { return next_.peer(id); }
+  PeerId peerId(WorkerId id) const override { return next_.peerId(id); }
   void request(WorkerId to, Message&& message, Duration timeout, ReplyHandler&& handler) override {
     next_.request(to, std::move(message), timeout, std::move(handler));
   }

@@ -17,7 +17,7 @@ constexpr size_t kSendsOnReply = 16;
 }  // namespace
 
 void ReliableRequests::add(RequestPtr request) {
-  const auto to = request->to;
+  const auto to = request->to.worker;
   Status closed;
   {
     MutexLock lock(mutex_);
@@ -84,14 +84,14 @@ void ReliableRequests::finish(const RequestPtr& request, Result<Message> result,
   bool sends = false;
   {
     MutexLock lock(mutex_);
-    auto& queue = queues_[request->to];
+    auto& queue = queues_[request->to.worker];
     if (!remove(queue, request)) return;
     if (is_lost) failed.swap(queue.waiting);
     if (!queue.waiting.empty()) sends = !std::exchange(queue.is_sending, true);
   }
   for (const auto& each : failed) each->done.fail(result.error());
   request->done.complete(std::move(result));
-  if (sends) sendWaiting(request->to);
+  if (sends) sendWaiting(request->to.worker);
 }
 
 void ReliableRequests::scheduleRound() {

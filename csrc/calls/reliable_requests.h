@@ -25,12 +25,11 @@ constexpr size_t kReliableWindow = 512;
 class ReliableRequests {
  public:
   struct Request {
-    Request(PeerId peer, Message message, Responder done, ActivityToken token)
-        : to(peer.worker), peer(peer), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
+    Request(PeerId to, Message message, Responder done, ActivityToken token)
+        : to(to), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
 
     // Constant after construction:
-    const WorkerId to;
-    const PeerId peer;      ///< the receiver: a later start of the worker must not get the message
+    const PeerId to;        ///< a later start of the worker must not get the message
     const Message message;  ///< with the call id of all attempts
     const Responder done;
     const ActivityToken token;

@@ -12,13 +12,12 @@
 namespace torchrpc {
 
 struct RepeatableHeader {
-  std::string key;      ///< the program's key; empty: the call has a number instead
-  uint64_t number = 0;  ///< of a call without a key: unique among those of this start of the caller to the callee
-  uint64_t oldest = 0;  ///< the smallest number that the caller may still send
-  uint64_t incarnation =
-      0;                 ///< the number of the start of the callee on which an earlier attempt may have run; 0: none
-  uint64_t digest = 0;   ///< of the function and its arguments; 0 without a key
-  uint32_t attempt = 1;  ///< of this call, from 1
+  std::string key;           ///< the program's key; empty: the call has a number instead
+  uint64_t number = 0;       ///< of a call without a key: unique among those of this start of the caller to the callee
+  uint64_t oldest = 0;       ///< the smallest number that the caller may still send
+  uint64_t incarnation = 0;  ///< of the callee on which an earlier attempt may have run; 0: none
+  uint64_t digest = 0;       ///< of the function and its arguments; 0 without a key
+  uint32_t attempt = 1;      ///< of this call, from 1
 
   std::string encode() const;
   /// Throws Error(kProtocol) for malformed bytes.

@@ -49,7 +49,7 @@ Error RepeatedCalls::openError(const Call& call, uint32_t losses, Duration since
 }
 
 void RepeatedCalls::add(const CallPtr& call) {
-  const auto latest = actions_.peer(call->to);
+  const auto latest = actions_.peer_id(call->to);
   const auto now = timer_.now();
   Status closed;
   bool is_open = false;
@@ -106,14 +106,14 @@ void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message>&& result) {
   const bool is_lost = !attempt.is_answered &&
       (code == ErrorCode::kWorkerLost || (code == ErrorCode::kUnknownWorker && call->attempts > 1));
   const bool is_loss = !result && (is_lost || attempt.is_refused);
-  const auto latest = actions_.peer(call->to);
+  const auto latest = actions_.peer_id(call->to);
   const auto now = timer_.now();
   {
     MutexLock lock(mutex_);
     auto& callee = callees_[call->to];
     callee.is_probed = false;
     if (is_loss) {
-      if (callee.peer != latest) callee.losses = 0;  // of the earlier start
+      if (callee.peer.isReplacedBy(latest)) callee.losses = 0;  // of the earlier start
       ++callee.losses;
       callee.last_loss = now;
       callee.peer = latest;
@@ -145,7 +145,7 @@ void RepeatedCalls::sendAgain(const CallPtr& call) {
   }
   const bool may_have_run = call->may_have_run_on.isKnown();
   if (may_have_run && !call->repetition->policy.after_restart &&
-      call->may_have_run_on.isReplacedBy(actions_.peer(call->to))) {
+      call->may_have_run_on.isReplacedBy(actions_.peer_id(call->to))) {
     const auto worker = actions_.worker(call->to);
     return fail(
         call, {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name},

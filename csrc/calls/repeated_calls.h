@@ -26,8 +26,8 @@ namespace torchrpc {
 // came, or the answer is that the worker ends and has not begun the call. Everything else ends it: an answer, errors
 // included, and its time-out, which covers all attempts and pauses.
 // - The callee recognizes the attempts of one call and runs it once: Note [Calls that arrive again].
-// - If a connection has carried an attempt, the worker at its other end may have run it. If that worker is
-//   started again, it would run it again. So it is not sent there, unless the policy says `after_restart`.
+// - If a connection has carried an attempt, the worker at its other end may have run it. If that worker has
+//   been started again, it would run it again. So it is not sent there, unless the policy says `after_restart`.
 // - RRefs and autograd contexts that a message carries belong to the connection: they are lost with it, and such a call
 //   is not sent again. (RRefs among the arguments are refused at the start, if there are to be retries.)
 // - The message is kept until the call ends, with the caller's tensors, not copies of them. An attempt sends what is in
@@ -60,7 +60,7 @@ class RepeatedCalls {
     std::function<void(const CallPtr&)> send;
     /// Runs a task, not on the timer's thread, or drops it if the node shuts down before.
     std::function<void(Duration, std::function<void()>)> post_after;
-    std::function<PeerId(WorkerId)> peer;  ///< the latest start that the group knows
+    std::function<PeerId(WorkerId)> peer_id;  ///< the latest start that the group knows
     std::function<WorkerInfo(WorkerId)> worker;
     std::function<uint64_t()> next_random;
   };

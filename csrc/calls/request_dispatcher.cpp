@@ -122,7 +122,7 @@ void RequestDispatcher::run(const Handler& handler, const ServerCallPtr& call) {
   const Responder responder(call);
   reportStart(*call);
   // The sender may have been started again while the request waited. Its effects would count as those of the later
-  // start.
+  // peer.
   if (call->link && call->link->isReplaced()) return responder.fail(replacedError(call->link->peer()));
   runOrAnswer(responder, [&] {
     if (!call->request) decode(*call);

@@ -109,7 +109,7 @@ MemoryPaths::MemoryPaths(Messenger& messenger, bool shares_memory)
 
 MemoryPath MemoryPaths::to(WorkerId worker, const c10::Device& device) {
   if (worker == messenger_.self().id) return MemoryPath::kSameProcess;
-  const auto peer = messenger_.peer(worker);
+  const auto peer = messenger_.peerId(worker);
   {
     MutexLock lock(mutex_);
     const auto [it, is_new] = known_.try_emplace({worker, device.str()});

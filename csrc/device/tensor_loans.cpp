@@ -68,7 +68,7 @@ TensorLoans::TensorLoans(Messenger& messenger, const Options& options) : messeng
 LentTensors TensorLoans::lend(
     const std::vector<std::optional<LoanAccess>>& access, std::vector<at::Tensor>& tensors, WorkerId to,
     bool is_reply) {
-  LentTensors lent{.receiver = messenger_.peer(to).incarnation, .is_in_place = options_.lends_in_place};
+  LentTensors lent{.receiver = messenger_.peerId(to).incarnation, .is_in_place = options_.lends_in_place};
   std::vector<LendablePiece> pieces;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     if (!access[i]) continue;
@@ -169,7 +169,7 @@ void TensorLoans::returnEnded() {
 TensorLoans::Received::Received(TensorLoans& loans, const Message& message, WorkerId lender)
     : loans_(loans), lender_(lender), tensors_(lentTensorsOf(message)) {
   if (!tensors_) return;
-  if (tensors_->receiver != loans_.messenger_.peer(loans_.messenger_.self().id).incarnation) {
+  if (tensors_->receiver != loans_.messenger_.peerId(loans_.messenger_.self().id).incarnation) {
     throw Error(ErrorCode::kWorkerLost, "its tensors were sent to an earlier process of this worker");
   }
   for (const auto& piece : tensors_->pieces) {

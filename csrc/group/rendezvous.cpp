@@ -313,7 +313,7 @@ Error Rendezvous::placeTakenError(const WorkerRecord& by) const {
           "own, or wait until that process has ended"};
 }
 
-uint64_t Rendezvous::startInPlace() {
+uint64_t Rendezvous::incarnationInPlace() {
   const auto id = self_.info.id;
   if (!store_->check({recordKey(id)})) return 0;
   return openRecord(id, fan_in_.value(kRecords, id)).incarnation;

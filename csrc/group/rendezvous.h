@@ -66,8 +66,8 @@ class Rendezvous {
   /// not alive any more, or have other names; then another group forms. `any_alive` returns whether one of the workers
   /// answers.
   std::optional<std::vector<WorkerRecord>> takePlace(Duration timeout, const AnyAlive& any_alive);
-  /// Returns the number of the start in the record of this worker's place; 0 if the store has no such record.
-  uint64_t startInPlace();
+  /// Returns the incarnation in the record of this worker's place; 0 if the store has no such record.
+  uint64_t incarnationInPlace();
   /// Marks the group as ended, so that no worker can join it any more.
   void markEnded();
   /// Static group: tells the other workers that this one leaves before them, and is not lost.

@@ -40,7 +40,7 @@ uint64_t Group::newIncarnation(
   const int64_t now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
   if (takes_place) {
     Rendezvous rendezvous(store, {.info = self, .world_size = world_size}, secret);
-    return std::max(static_cast<uint64_t>(now), rendezvous.startInPlace() + kIncarnationStep);
+    return std::max(static_cast<uint64_t>(now), rendezvous.incarnationInPlace() + kIncarnationStep);
   }
   if (world_size > 0) return now;
   const auto key = incarnationKey(self.id);
@@ -266,7 +266,7 @@ void Group::expel(const WorkerInfo& worker, const Peer* caller) {
 }
 
 void Group::forget(const WorkerInfo& worker) {
-  if (const auto record = agent_.directory().find(worker.id)) agent_.membership().onLeft(record->peer());
+  agent_.membership().onLeft({worker, agent_.peerId(worker.id).incarnation});
   agent_.directory().remove(worker.id);
   environment_.on_left(worker);
 }
@@ -323,7 +323,7 @@ Rendezvous::LostAmong Group::lostAmong() {
     if (!rendezvous_->hasAnyLeft()) return gone;
     // The store tells at once that a worker has left; this worker may not be connected to it.
     std::erase_if(workers, [&](WorkerId id) {
-      return std::ranges::find(gone, id) == gone.end() && !rendezvous_->hasLeft(agent_.peer(id));
+      return std::ranges::find(gone, id) == gone.end() && !rendezvous_->hasLeft(agent_.peerId(id));
     });
     return workers;
   };
@@ -331,7 +331,7 @@ Rendezvous::LostAmong Group::lostAmong() {
 
 void Group::leaveStore(const std::string& phase, Duration grace) {
   auto lost = absent_;
-  std::erase_if(lost, [this](WorkerId id) { return rendezvous_->hasLeft(agent_.peer(id)); });
+  std::erase_if(lost, [this](WorkerId id) { return rendezvous_->hasLeft(agent_.peerId(id)); });
   if (keeper_) keeper_->stop();  // the store is to end
   rendezvous_->releaseStore(phase, grace, absent_);
   absent_ = std::move(lost);

@@ -23,11 +23,13 @@ namespace {
 
 constexpr Duration kSetUpTime = std::chrono::milliseconds(5);  // for the program to set up what its functions use
 
-// A context id has 48 bits for the number of a start. With this divisor they count tens of microseconds, and last until
+// A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until
 // 2059.
 constexpr uint64_t kNanosecondsPerContext = 10'000;
 
-int64_t firstContext(uint64_t start) { return static_cast<int64_t>(start / kNanosecondsPerContext) & kLargestCounter; }
+int64_t firstContext(uint64_t incarnation) {
+  return static_cast<int64_t>(incarnation / kNanosecondsPerContext) & kLargestCounter;
+}
 
 std::vector<Allowance> allowances(const Node::Options& options) {
   auto all = options.allowed_functions;

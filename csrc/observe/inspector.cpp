@@ -85,7 +85,7 @@ class Report {
     return Fields()
         .add("name", self.name)
         .count("id", static_cast<uint64_t>(self.id))
-        .count("incarnation", parts_.agent.peer(self.id).incarnation)
+        .count("incarnation", parts_.agent.peerId(self.id).incarnation)
         .count("pid", static_cast<uint64_t>(::getpid()))
         .add("host", hostName())
         .add("uptime_s", seconds(now_ - start))

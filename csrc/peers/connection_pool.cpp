@@ -89,7 +89,7 @@ void ConnectionPool::acceptHello(Link& link, Frame&& frame) {
     }
     if (namesake.name != peer.name || namesake.id == peer.id || other->isClosed()) continue;
     // A worker that has left may join again before its earlier connection ends. This node sends to known workers only.
-    if (hasLink(namesake.id) && directory_.info(peer.name) != WorkerInfo(namesake)) continue;
+    if (hasLink(namesake.id) && directory_.info(peer.name) != namesake) continue;
     throw Error(
         ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(namesake));
   }
@@ -237,6 +237,7 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
     MutexLock lock(mutex_);
     auto [it, added] = links_.try_emplace(to);
     if (!added) return it->second;
+    // Not the role in the record: the peer has yet to prove it.
     fresh = it->second = std::make_shared<Link>(*this, next_link_++, Peer{record->info, record->incarnation});
     all_links_.emplace(fresh->id(), fresh);
   }

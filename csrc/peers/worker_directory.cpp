@@ -10,7 +10,7 @@ std::optional<WorkerRecord> WorkerDirectory::find(WorkerId id) const {
   return it == by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
-PeerId WorkerDirectory::peer(WorkerId id) const {
+PeerId WorkerDirectory::peerId(WorkerId id) const {
   if (id == self_.id) return self_.peerId();
   MutexLock lock(mutex_);
   auto it = by_id_.find(id);

@@ -24,7 +24,7 @@ class WorkerDirectory {
   const Peer& self() const { return self_; }
   std::optional<WorkerRecord> find(WorkerId id) const;
   /// The latest start of the worker; its number is 0 if the worker is not in the directory.
-  PeerId peer(WorkerId id) const;
+  PeerId peerId(WorkerId id) const;
   std::optional<WorkerInfo> info(std::string_view name) const;
   /// Returns the id with nameOfUnknown() for a worker that is not in the directory.
   WorkerInfo info(WorkerId id) const;

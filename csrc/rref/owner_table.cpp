@@ -102,8 +102,8 @@ OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, End
 
 void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
   MutexLock lock(mutex_);
-  if (const auto peer = workers_.find(holder); peer != workers_.end() && peer->second.lost)
-    return;  // would stay for ever
+  const auto known = workers_.find(holder);
+  if (known != workers_.end() && known->second.lost) return;  // the fork would stay for ever
   if (const auto refused = checkForks(holder)) throw *refused;
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
@@ -122,15 +122,15 @@ OwnerTable::Hosted OwnerTable::host(const PeerId& creator, const RemoteResult& c
     MutexLock lock(mutex_);
     auto it = entries_.find(call.rref);
     const bool is_known = it != entries_.end();
-    auto& peer = workers_[creator.worker];
-    const bool is_new = !isLost(creator) && !isPast(call.rref, call.creation) && !peer.registrations.isFull();
+    auto& state = workers_[creator.worker];
+    const bool is_new = !isLost(creator) && !isPast(call.rref, call.creation) && !state.registrations.isFull();
     if (is_known && (!is_new || it->second.expected == kNoNumber || !mayHold(it->second, call.fork, creator.worker))) {
       return {it->second.rref, false};
     }
     if (is_new) {
       if (!is_known)
         it = entries_.emplace(call.rref, Entry{.rref = std::make_shared<OwnerRRef>(call.rref, self_)}).first;
-      peer.registrations.insert(call.creation);
+      state.registrations.insert(call.creation);
       auto& entry = it->second;
       stopExpecting(entry);
       setFork(entry, call.fork, {creator.worker, call.creation});
@@ -253,9 +253,9 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const PeerId& holder, const 
 OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   EndedList ended;
   MutexLock lock(mutex_);
-  auto& peer = workers_[worker];
-  peer.lost = true;
-  peer.registrations = {};
+  auto& state = workers_[worker];
+  state.lost = true;
+  state.registrations = {};
   dropHeldBy(worker, ended);
   return ended;
 }
@@ -321,7 +321,7 @@ std::vector<OwnerTable::Row> OwnerTable::rows(size_t most) const {
 OwnerTable::Counts OwnerTable::counts() const {
   MutexLock lock(mutex_);
   Counts counts{entries_.size(), forks_held_.total()};
-  for (const auto& [id, peer] : workers_) counts.runs += peer.registrations.runs();
+  for (const auto& [id, state] : workers_) counts.runs += state.registrations.runs();
   return counts;
 }
 

@@ -157,9 +157,9 @@ void UserRRef::settle(const Status& failure) {
 bool UserRRef::reopen(uint64_t registration, const PeerId& owner) {
   MutexLock lock(mutex_);
   if (deleted_ || state_ != State::kFailed || failure_->code() != ErrorCode::kWorkerLost) return false;
-  if (owner_start_ >= owner.incarnation) return false;
+  if (owner_incarnation_ >= owner.incarnation) return false;
   registration_ = registration;
-  owner_start_ = owner.incarnation;
+  owner_incarnation_ = owner.incarnation;
   state_ = State::kPending;
   failure_ = std::nullopt;
   return true;

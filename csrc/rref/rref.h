@@ -134,12 +134,12 @@ class UserRRef : public RRef {
         fork_(fork),
         creation_(numbers.creation),
         registration_(numbers.registration),
-        owner_start_(numbers.owner.incarnation),
+        owner_incarnation_(numbers.owner.incarnation),
         service_(std::move(service)) {}
   ~UserRRef() override;
   bool isOwner() const override { return false; }
   const ForkId& forkId() const { return fork_; }
-  Numbers numbers() const { return {creation_, registration_.load(), {owner().id, owner_start_.load()}}; }
+  Numbers numbers() const { return {creation_, registration_.load(), {owner().id, owner_incarnation_.load()}}; }
 
   /// Whether the owner has confirmed this fork and has not been lost since.
   bool confirmed() const;
@@ -164,8 +164,8 @@ class UserRRef : public RRef {
 
   const ForkId fork_;
   const uint64_t creation_;
-  std::atomic<uint64_t> registration_;  ///< changed by reopen(), as is owner_start_
-  std::atomic<uint64_t> owner_start_;   ///< the number of PeerId
+  std::atomic<uint64_t> registration_;  ///< changed by reopen(), as is owner_incarnation_
+  std::atomic<uint64_t> owner_incarnation_;
   const std::weak_ptr<RRefService> service_;
   mutable Mutex mutex_;
   State state_ TORCHRPC_GUARDED_BY(mutex_) = State::kPending;

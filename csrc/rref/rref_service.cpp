@@ -78,7 +78,7 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, const Opt
 
 RRefService::~RRefService() = default;
 
-PeerId RRefService::ownPeer() const { return state_->messenger.peer(state_->self.id); }
+PeerId RRefService::ownPeerId() const { return state_->messenger.peerId(state_->self.id); }
 
 GloballyUniqueId RRefService::newId() {
   const auto& next = state_->options.next_random;
@@ -121,7 +121,7 @@ RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout
     }
     id.local_id |= kRestorableBit;
   }
-  const auto user = state_->users.create(id, newId(), to, state_->messenger.peer(to.id));
+  const auto user = state_->users.create(id, newId(), to, state_->messenger.peerId(to.id));
   call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
   if (is_restorable) state_->recipes.add(id, call, timeout);
   auto forks = forksIn(call);
@@ -161,7 +161,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
           if (neverUsed(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
-        self->state_->owners.removeForks(self->ownPeer(), {{result.rref, result.fork, result.creation}}, ended);
+        self->state_->owners.removeForks(self->ownPeerId(), {{result.rref, result.fork, result.creation}}, ended);
         self->releaseOnPool(std::move(ended));
       });
   return rref;
@@ -185,7 +185,7 @@ void RRefService::requireOwn(const RRef& rref) const {
 
 RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
   requireOwn(*rref);
-  RRefFork child{.rref = rref->id(), .fork = {}, .owner = {}, .parent = ownPeer()};
+  RRefFork child{.rref = rref->id(), .fork = {}, .owner = {}, .parent = ownPeerId()};
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(rref)) {
     if (auto failure = owner->creationFailure()) throw *failure;
     child.fork = newId();
@@ -252,7 +252,7 @@ bool RRefService::beginAdoption(const RRefFork& fork) {
     const auto& deletions = state_->deletions;
     const auto limit = state_->options.max_waiting_deletions;
     if (deletions.waiting() < limit) return true;
-    return deletions.waitingFor(state_->messenger.peer(fork.owner.worker)) < limit;
+    return deletions.waitingFor(state_->messenger.peerId(fork.owner.worker)) < limit;
   }
   auto& unanswered = state_->unansweredForks(fork.parent.worker);
   if (unanswered.fetch_add(1, std::memory_order_relaxed) < state_->options.max_unanswered_forks) return true;
@@ -272,7 +272,7 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
             " about which workers have not answered: send fewer at a time",
         state_->self.name);
   }
-  const auto latest = state_->messenger.peer(fork.owner.worker);
+  const auto latest = state_->messenger.peerId(fork.owner.worker);
   const bool is_replaced = fork.owner.isReplacedBy(latest);
   if (fork.owner.worker == state_->self.id) {
     if (is_replaced) {
@@ -450,7 +450,7 @@ void RRefService::release(UserRRef& rref) {
 }
 
 void RRefService::deleteAtOwner(const UserRRef& rref) {
-  const auto to = state_->messenger.peer(rref.owner().id);
+  const auto to = state_->messenger.peerId(rref.owner().id);
   sendDeletions(to, state_->deletions.add(to, {rref.id(), rref.forkId(), rref.numbers().registration}));
 }
 
@@ -513,7 +513,7 @@ void RRefService::sendDeletions(const PeerId& to, const DeletionQueues::Deletion
         auto& state = *self->state_;
         const bool is_lost = !reply.ok() && reply.error().code() == ErrorCode::kWorkerLost;
         // onWorkerLost handles the loss of the owner: its values are lost with it.
-        if (is_lost || state.closed || state.messenger.peer(to.worker) != to) {
+        if (is_lost || state.closed || state.messenger.peerId(to.worker) != to) {
           return state.deletions.drop(to);
         }
         self->sendDeletions(to, state.deletions.takeNext(to));

@@ -146,7 +146,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
  private:
   RRefService() = default;
 
-  PeerId ownPeer() const;
+  PeerId ownPeerId() const;
   /// Fails the users whose value belongs to an earlier start of `owner`.
   void failUsersOf(const Peer& owner);
   GloballyUniqueId newId();

@@ -105,9 +105,9 @@ uint64_t UserTable::numberRegistration(WorkerId owner) {
 void UserTable::loseWorker(WorkerId worker) {
   std::vector<Child> orphaned;  // destroyed after the lock
   MutexLock lock(mutex_);
-  auto& lost = workers_[worker];
-  lost.lost = true;
-  lost.deliveries = {};
+  auto& state = workers_[worker];
+  state.lost = true;
+  state.deliveries = {};
   orphaned = takeChildrenOf(worker);
 }
 

@@ -25,7 +25,7 @@ class Writer {
     requires std::is_arithmetic_v<T> || std::is_enum_v<T>
   void put(T value) {
     if constexpr (sizeof(T) == 1) {
-      out_.push_back(static_cast<char>(value));
+      out_.push_back(static_cast<char>(value));  // inline, unlike append()
     } else {
       putBytes(&value, sizeof(T));
     }
@@ -94,7 +94,7 @@ class Reader {
   }
 
  private:
-  /// Throws the Error(kProtocol). Not inline, so that the functions above are.
+  /// Throws Error(kProtocol). It is not inline, so that compilers inline the functions that call it.
   [[noreturn]] static void fail(const char* what);
 
   size_t size_;

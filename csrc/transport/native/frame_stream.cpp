@@ -72,11 +72,13 @@ size_t FrameQueue::Outgoing::bytes() const {
   return bytes;
 }
 
-size_t FrameQueue::Outgoing::gather(std::span<iovec> parts) const {
+size_t FrameQueue::Outgoing::gather(std::span<iovec> parts, size_t index, size_t skip) const {
   size_t used = 0;
-  for (size_t index = 0; index < this->parts() && used < parts.size(); ++index) {
+  for (; index < this->parts() && used < parts.size(); ++index) {
     const auto next = part(index);
-    if (next.iov_len > 0) parts[used++] = next;
+    if (next.iov_len == 0) continue;
+    parts[used++] = {static_cast<char*>(next.iov_base) + skip, next.iov_len - skip};
+    skip = 0;
   }
   return used;
 }
@@ -90,14 +92,9 @@ void FrameQueue::pushBegun(Outgoing&& outgoing, size_t bytes) {
 size_t FrameQueue::gather(std::span<iovec> parts) const {
   size_t used = 0, index = part_, skip = offset_;
   for (const auto& outgoing : queue_) {
-    for (; index < outgoing.parts(); ++index) {
-      const auto part = outgoing.part(index);
-      if (part.iov_len == 0) continue;
-      if (used == parts.size()) return used;
-      parts[used++] = {static_cast<char*>(part.iov_base) + skip, part.iov_len - skip};
-      skip = 0;
-    }
-    index = 0;
+    used += outgoing.gather(parts.subspan(used), index, skip);
+    if (used == parts.size()) break;
+    index = skip = 0;
   }
   return used;
 }
@@ -208,7 +205,8 @@ Status FrameReader::take(
 }
 
 std::optional<Frame> FrameReader::takeWhole(const char*& rest, size_t& bytes) const {
-  constexpr uint64_t kMostBytes = 4096;  // less than what has to be announced
+  constexpr uint64_t kMostBytes = 4096;
+  static_assert(kMostBytes < kMinAnnouncedBytes);
   if (stage_ != Stage::kHeader || !targets_.empty() || bytes < sizeof(FrameHeader)) return std::nullopt;
   FrameHeader header;
   std::memcpy(&header, rest, sizeof(header));

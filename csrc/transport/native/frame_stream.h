@@ -48,8 +48,9 @@ class FrameQueue {
     iovec part(size_t index) const;
     /// The size of all parts.
     size_t bytes() const;
-    /// Fills `parts` with the parts that are not empty, as many as fit. Returns their number.
-    size_t gather(std::span<iovec> parts) const;
+    /// Fills `parts` with the parts that are not empty, from byte `skip` of the part `index` on, as many as fit.
+    /// Returns their number.
+    size_t gather(std::span<iovec> parts, size_t index = 0, size_t skip = 0) const;
   };
 
   using Sent = c10::SmallVector<Outgoing, 1>;  ///< the frames of one write: most often one, which needs no allocation

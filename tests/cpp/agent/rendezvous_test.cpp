@@ -523,7 +523,7 @@ TEST_CASE("a worker takes the place of its lost incarnation, and gets the latest
   const std::string secret = GENERATE(std::string(), std::string("0123456789abcdef"));
   const auto store = storeOfFormedGroup(3, secret);
   Rendezvous second(store, moved(record(2, 3)), secret);
-  CHECK(second.startInPlace() == 5);
+  CHECK(second.incarnationInPlace() == 5);
   const auto records = second.takePlace(10s, only({0, 1}));
   REQUIRE(records);
   CHECK(records->at(1) == record(1, 3));

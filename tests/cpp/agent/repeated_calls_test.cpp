@@ -339,6 +339,24 @@ TEST_CASE("after many losses calls with retries fail at once, until one finds th
   CHECK(call(repeatable("x", 3, {}, slow)));  // the breaker is closed
 }
 
+TEST_CASE("the breaker counts on while a worker is removed from the group") {
+  std::function<void()> on_third_send;
+  std::atomic<int> sends{0};
+  LoopbackGroup group({.send_faults = [&](const Message&) -> SendFault {
+    if (++sends == 3) on_third_send();
+    return {.fail = true};
+  }});
+  group.start();
+  on_third_send = [&] { group[0].directory().remove(1); };
+  const auto call = [&] {
+    Pending pending;
+    group[0].request(1, repeatable("x", 3, {}, {.breaker_losses = 3, .breaker_cooldown = 1h}), 20s, pending.handler());
+    return pending.get();
+  };
+  CHECK_FALSE(call());
+  CHECK_THAT(call().error().text(), Catch::Contains("4 times in a row"));
+}
+
 TEST_CASE("calls between two attempts fail when their worker ends") {
   LoopbackGroup group({.send_faults = [](const Message&) -> SendFault { return {.fail = true}; }});
   group.start();

@@ -22,7 +22,7 @@ class RecordingMessenger final : public Messenger {
  public:
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
-  PeerId peer(WorkerId id) const override { return {id, kIncarnation}; }
+  PeerId peerId(WorkerId id) const override { return {id, kIncarnation}; }
   void request(WorkerId, Message&& message, Duration timeout, ReplyHandler&& handler) override {
     last_timeout = timeout;
     requests.emplace_back(std::move(message), std::move(handler));

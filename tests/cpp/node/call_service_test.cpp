@@ -19,7 +19,7 @@ class AnsweringMessenger final : public Messenger {
  public:
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
-  PeerId peer(WorkerId id) const override { return {id}; }
+  PeerId peerId(WorkerId id) const override { return {id}; }
   void request(WorkerId /*to*/, Message&& message, Duration /*timeout*/, ReplyHandler&& handler) override {
     sent.push_back(message.kind);
     waiting.push_back(std::move(handler));

@@ -410,7 +410,7 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
     if (change == MemberChange::kReplaced) replaced.set_value(worker);
   });
   CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
-  const auto former = stays->agent().peer(1);
+  const auto former = stays->agent().peerId(1);
   const auto restorable = std::static_pointer_cast<UserRRef>(stays->rrefs().remote(
       ends->self(), addition(at::ones({1}), at::ones({1}), Kind::kBuiltinRemote), 20s, /*is_restorable=*/true));
   CHECK(fetch(*stays, restorable).toTensor().item<double>() == 2);
@@ -419,7 +419,7 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
   REQUIRE(again->takePlace());
   again->start();
   CHECK(replaced.get_future().get().name == "worker1");
-  CHECK(stays->agent().peer(1) > former);
+  CHECK(stays->agent().peerId(1) > former);
   CHECK(stays->livingWorkers().size() == 2);
   CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
   CHECK(call(*again, 0, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
@@ -551,7 +551,7 @@ TEST_CASE("an announcement adds no worker to a group that grows, nor a rank beyo
 TEST_CASE("a worker that announces malformed devices is refused") {
   NodeGroup group(2);
   auto record = maliciousRecord(1, 2);
-  record.incarnation = group[0].agent().peer(1).incarnation;
+  record.incarnation = group[0].agent().peerId(1).incarnation;
   std::string payload;
   Writer(payload).putString(encodeRecord(record));
   CHECK_THAT(errorText([&] { call(group[1], 0, {.kind = Kind::kMemberJoined, .payload = payload}); }), kUnreadable);

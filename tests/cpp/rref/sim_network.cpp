@@ -8,7 +8,7 @@ class SimNetwork::Node : public Messenger {
 
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return info(id); }
-  PeerId peer(WorkerId id) const override {
+  PeerId peerId(WorkerId id) const override {
     const auto known = network_.incarnations.find(id);
     return {id, known == network_.incarnations.end() ? 0 : known->second};
   }

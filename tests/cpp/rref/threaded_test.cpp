@@ -96,7 +96,7 @@ class ThreadedNode : public Messenger {
   static WorkerInfo info(WorkerId id) { return {"worker" + std::to_string(id), id}; }
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return info(id); }
-  PeerId peer(WorkerId id) const override { return {id}; }
+  PeerId peerId(WorkerId id) const override { return {id}; }
   void on(Kind kind, Where, RequestHandler handler) override { handlers_[kind] = std::move(handler); }
 
   void request(WorkerId to, Message&& message, Duration, ReplyHandler&& handler) override {

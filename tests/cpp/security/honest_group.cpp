@@ -182,7 +182,7 @@ void HonestGroup::rehearse() {
 void HonestGroup::restorePrey() {
   bool is_taken = false;
   for (WorkerId id = 0; id < kHonestWorkers; ++id) {
-    is_taken = is_taken || node(id).agent().peer(kPrey).incarnation != members_.at(kPrey).incarnation;
+    is_taken = is_taken || node(id).agent().peerId(kPrey).incarnation != members_.at(kPrey).incarnation;
   }
   if (!is_taken) return;
   is_closing_ = true;

@@ -156,7 +156,7 @@ class SimulatedNode {
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {
-    agent_.membership().onLeft({worker, agent_.peer(worker.id).incarnation});
+    agent_.membership().onLeft({worker, agent_.peerId(worker.id).incarnation});
     agent_.directory().remove(worker.id);
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
